@@ -1,0 +1,40 @@
+"""How episodes are lived."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from asyncopd.config.section import Section
+
+
+class RolloutSection(Section):
+    """`rollout`: sampling, limits and tools."""
+
+    max_concurrent: int = Field(64, ge=1)
+    """Episodes alive at once."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature of the behaviour policy."""
+
+    max_turns: int = Field(8, ge=1)
+    """Assistant turns of an episode."""
+
+    max_turn_tokens: int = Field(256, ge=1)
+    """Tokens of one assistant turn."""
+
+    parser: Literal["hermes"] = "hermes"
+    """How tool calls are read from text: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+
+    tool_timeout_s: float = Field(30, gt=0)
+    """Seconds a tool call may take; after that the agent is told so."""
+
+    generate_timeout_s: float = Field(120, gt=0)
+    """Seconds one generation may take."""
+
+    episode_timeout_s: float = Field(600, gt=0)
+    """Seconds an episode may take; after that it is retried."""
+
+    max_retries: int = Field(3, ge=0)
+    """New attempts after infrastructure errors, before a ticket is cancelled."""

@@ -1,0 +1,332 @@
+"""Every protocol of the project, on one page.
+
+Rooms meet only here: an implementation of a seam never imports another. Awaitable methods take
+deadlines as absolute times of the running loop's clock (seconds) wherever they could wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import msgspec
+import numpy as np
+
+from asyncopd.records import (
+    Draws,
+    Message,
+    ScoreRequest,
+    Scores,
+    Support,
+    Task,
+    ToolCall,
+    ToolSpec,
+    Trajectory,
+    Version,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+# --- engines ---------------------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How to sample: softmax(logits / temperature), at most `max_tokens`, stopping after any of `stop_ids`."""
+
+    temperature: float
+    max_tokens: int
+    seed: int
+    stop_ids: tuple[int, ...]
+
+
+class DrawSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """Extra ids wanted per generated token: TopK(μ), draws from its tail, i.i.d. draws."""
+
+    head: int = 0
+    tail: int = 0
+    iid: int = 0
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One assistant turn to sample.
+
+    `prompt_ids` are all tokens before the turn. `resume_ids` are tokens of this very turn sampled
+    earlier, on an engine that was lost. `min_version` is the oldest version that may serve it.
+    """
+
+    request_id: str
+    trajectory_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    min_version: Version
+    deadline: float
+    resume_ids: list[int] = []
+    draws: DrawSpec = DrawSpec()
+
+
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine sampled, R tokens in order; `stop_reason` is `stop`, `length` or `aborted`.
+
+    ids_R int32, logp_R float32 (log μ at the sampling temperature), version_R int64 packed,
+    mixed_kv_R uint8 (1 where the version differs from the turn's first).
+    """
+
+    ids_R: np.ndarray
+    logp_R: np.ndarray
+    version_R: np.ndarray
+    mixed_kv_R: np.ndarray
+    stop_reason: str
+    draws: Draws | None = None
+
+
+class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can do: `draws` it can return, whether equal requests give equal tokens."""
+
+    draws: DrawSpec
+    max_context: int
+    deterministic: bool
+
+
+class Engine(Protocol):
+    """Generates. A request that outlives its deadline raises `DeadlineExceeded`; nothing else is lost."""
+
+    name: str
+    capabilities: EngineCapabilities
+
+    @property
+    def version(self) -> Version: ...
+
+    @property
+    def receiver(self) -> WeightReceiver: ...
+
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+    async def close(self) -> None: ...
+
+
+# --- weights ---------------------------------------------------------------------------------------
+
+
+class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one tensor lies in a manifest's file: little-endian, contiguous, `offset` in bytes."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """One published set of weights, in one file that every receiver can map.
+
+    `checksum` is xxh3-64 over the tensors' bytes in order. Names are those of the Hugging Face checkpoint.
+    """
+
+    version: Version
+    path: str
+    tensors: tuple[TensorEntry, ...]
+    checksum: int
+
+
+class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a publish cost: seconds of the sender, of the pause that engines felt, and bytes moved."""
+
+    version: Version
+    send_seconds: float
+    pause_seconds: float
+    bytes: int
+
+
+class WeightSource(Protocol):
+    """A picklable handle on a learner's weights; `send` runs where the learner runs."""
+
+    async def send(self, version: Version, path: str) -> Manifest: ...
+
+
+class WeightReceiver(Protocol):
+    """An engine's side of an update, called in this order; `thaw` follows a failure too."""
+
+    async def freeze(self) -> None: ...
+
+    async def receive(self, manifest: Manifest) -> None: ...
+
+    async def commit(self, version: Version) -> None: ...
+
+    async def thaw(self) -> None: ...
+
+
+class WeightSync(Protocol):
+    """Owns the whole update protocol; drives the sender and every receiver concurrently."""
+
+    async def publish(self, version: Version, source: WeightSource) -> PublishReport: ...
+
+    def close(self) -> None: ...
+
+
+# --- agents and environments -----------------------------------------------------------------------
+
+
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
+    """What an agent is first shown. `privileged` is for teachers only, never for the student."""
+
+    messages: list[Message]
+    privileged: list[Message] = []
+
+
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer to one call; `failed` marks a tool that raised or ran out of time."""
+
+    call_id: str
+    name: str
+    content: str
+    failed: bool = False
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """An environment's answer to an action. `outcome` is an `Outcome` value once `done`."""
+
+    messages: list[Message] = []
+    rewards: dict[str, float] = {}
+    privileged: list[Message] = []
+    done: bool = False
+    outcome: str | None = None
+
+
+class Environment(Protocol):
+    """A world of tasks with tools; one instance serves one episode after another, never two at once.
+
+    `step` is given the assistant message and the results of the tools it called. A class that
+    implements it also offers `tasks(split) -> Sequence[Task]`, see `EnvironmentFactory`.
+    """
+
+    @property
+    def tools(self) -> Mapping[str, Tool]: ...
+
+    async def reset(self, task: Task, seed: int) -> Observation: ...
+
+    async def step(self, action: Message, results: Sequence[ToolResult] = ()) -> Step: ...
+
+    async def finish(self, trajectory: Trajectory) -> Step: ...
+
+    async def close(self) -> None: ...
+
+
+class Tool(Protocol):
+    """A function an agent may call; raises whatever it likes."""
+
+    spec: ToolSpec
+
+    async def __call__(self, arguments: Mapping[str, Any]) -> str: ...
+
+
+class EnvironmentFactory(Protocol):
+    """What `environment.use` names: a class whose constructor takes the config's options."""
+
+    def __call__(self, **options: Any) -> Environment: ...
+
+    def tasks(self, split: str, **options: Any) -> Sequence[Task]:
+        """Return the tasks of `train` or `test`, disjoint, in a fixed order. A class or static method."""
+        ...
+
+
+class Episode(msgspec.Struct, frozen=True, kw_only=True):
+    """All that an agent needs to live one episode."""
+
+    attempt: int
+    task: Task
+    environment: Environment
+    generate: Callable[[list[int], int], Awaitable[Generation]]
+    call_tools: Callable[[Sequence[ToolCall]], Awaitable[list[ToolResult]]]
+    deadline: float
+    seed: int
+
+
+class Agent(Protocol):
+    """Lives an episode and returns its record."""
+
+    async def run(self, episode: Episode) -> Trajectory: ...
+
+
+# --- teachers and scores ---------------------------------------------------------------------------
+
+
+class Teacher(Protocol):
+    """Scores sequences. `identity` names all that its numbers depend on: no two teachers share one.
+
+    `supports` are the kinds it can answer, each with its greatest width. `view` says what the teacher
+    would read to score each segment of a trajectory (a privileged one reads more than the student
+    did); the scored rows of segment s are `s.trained_rows`, in order. `score` answers in order.
+    """
+
+    @property
+    def identity(self) -> str: ...
+
+    @property
+    def supports(self) -> tuple[Support, ...]: ...
+
+    def view(self, trajectory: Trajectory, support: Support) -> list[ScoreRequest]: ...
+
+    async def score(self, requests: Sequence[ScoreRequest]) -> list[Scores]: ...
+
+    async def close(self) -> None: ...
+
+
+class ScoreStore(Protocol):
+    """Keeps encoded scores by key. Losing an entry is normal; returning a wrong one is not."""
+
+    async def get(self, keys: Sequence[bytes]) -> list[bytes | None]: ...
+
+    async def put(self, items: Mapping[bytes, bytes]) -> None: ...
+
+    async def stats(self) -> dict[str, float]: ...
+
+    async def close(self) -> None: ...
+
+
+# --- movement --------------------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Channel(Protocol):
+    """An arrow of the flow: what is put is leased once, and gone when acknowledged."""
+
+    async def put(self, item: Any) -> None: ...
+
+    async def lease(self) -> Any: ...
+
+    def ack(self, item: Any) -> None: ...
+
+
+class PayloadStore(Protocol):
+    """Where arrays wait. A key stays readable, from any process of the machine, until released."""
+
+    async def put(self, key: str, data: bytes) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def release(self, key: str) -> None: ...
+
+
+# --- learning --------------------------------------------------------------------------------------
+
+
+class Objective(Protocol):
+    """A loss the learner can sum without knowing its name; see `asyncopd.objectives`.
+
+    `needs` names what the learner must compute once for it; `terms` returns a loss per trained token.
+    """
+
+    needs: Any
+
+    def stats(self, context: Any) -> Any: ...
+
+    def terms(self, context: Any, stats: Any, state: Any) -> Mapping[str, torch.Tensor]: ...
+
+    def update(self, state: Any, stats: Any) -> Any: ...
+
+
+class DeadlineExceeded(TimeoutError):
+    """A wait ran past its deadline; the message says who waited on whom."""
