@@ -1,0 +1,49 @@
+"""The event log: one JSON object a line. Replaying it through `Scheduler.apply` rebuilds the run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from asyncopd.errors import UserError
+from asyncopd.runtime.durable import DurableFile
+from asyncopd.scheduler.events import AnyEvent, Event
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+class Journal:
+    """Appends events durably. Opening drops a last line that a crash tore."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = DurableFile(path)
+
+    @classmethod
+    def reopen(cls, path: Path) -> tuple[Journal, list[Event]]:
+        """Open the journal of an interrupted run. Returns it with the events it holds.
+
+        Raises `UserError` if a line other than the last is not an event.
+        """
+        data = path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if len(whole) < len(data):
+            with path.open("r+b") as file:
+                file.truncate(len(whole))
+        events = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                events.append(_decoder.decode(line))
+            except msgspec.MsgspecError as error:
+                raise UserError(f"{path}:{number}", f"is not an event ({error})", "start a new run") from None
+        return cls(path), events
+
+    async def append(self, events: Sequence[Event]) -> None:
+        """Return once all `events` are on disk, in order."""
+        await asyncio.gather(*(self._file.append(_encoder.encode(event) + b"\n") for event in events))
+
+    async def close(self) -> None:
+        await self._file.close()

@@ -1,0 +1,127 @@
+"""The learner in a process of its own; batches cross as payload references, weights as mapped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from asyncopd.config.root import TrainConfig
+from asyncopd.learner.learner import Learner
+from asyncopd.models.mapped import write_tensors
+from asyncopd.records import Batch, Sample, Scores, StepReport, Trajectory, Version, decode
+from asyncopd.runtime.payloads import PayloadRef, read_payload
+from asyncopd.runtime.process import WorkerProcess
+from asyncopd.seams import Manifest
+
+
+class MemberRef(msgspec.Struct, frozen=True, kw_only=True):
+    """A member of a step as it crosses to the learner: where its trajectory and scores lie."""
+
+    attempt: int
+    group: int
+    domain: str
+    reward: float
+    trajectory: PayloadRef
+    scores: PayloadRef | None
+
+
+class LearnerProcess:
+    """Drives the learner; calls run in the order they are made."""
+
+    def __init__(self, process: WorkerProcess, config: TrainConfig) -> None:
+        self._process = process
+        self._timeout_s = config.learner.timeout_s
+
+    @classmethod
+    async def start(cls, config: TrainConfig, student: Path, checkpoint: Path | None) -> LearnerProcess:
+        """Build the learner from `student`, continuing from `checkpoint` if there is one."""
+        learner = cls(await WorkerProcess.start("learner", config.runtime.threads.learner), config)
+        await learner._process.call(_build, config, student, checkpoint, timeout_s=learner._timeout_s)
+        return learner
+
+    async def step(self, step: int, members: list[MemberRef]) -> StepReport:
+        """Take optimizer step `step`. Raises `WorkerLost`, `NonFiniteLoss`, `DamagedPayload`."""
+        return await self._process.call(_step, step, members, timeout_s=self._timeout_s)
+
+    async def send(self, version: Version, path: str) -> Manifest:
+        """Write the weights of `version` to `path`; this is the learner's `WeightSource`."""
+        return await self._process.call(_send, version, path, timeout_s=self._timeout_s)
+
+    async def save(self, directory: Path) -> None:
+        """Write a checkpoint."""
+        await self._process.call(_save, directory, timeout_s=self._timeout_s)
+
+    async def export(self, directory: Path) -> None:
+        """Write an ordinary Hugging Face checkpoint."""
+        await self._process.call(_export, directory, timeout_s=self._timeout_s)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    async def close(self) -> None:
+        await self._process.close()
+
+
+# --- in the worker ---------------------------------------------------------------------------------
+
+_learner: Learner | None = None
+
+
+def _built() -> Learner:
+    assert _learner is not None, "the learner's process was called before it was built"
+    return _learner
+
+
+def _build(config: TrainConfig, student: Path, checkpoint: Path | None) -> None:
+    global _learner
+    _learner = Learner(
+        student,
+        model=config.student,
+        section=config.learner,
+        objective=config.objective,
+        freshness=config.scheduler.freshness,
+        max_staleness=config.scheduler.max_staleness,
+        temperature=config.rollout.temperature,
+        steps=config.run.steps,
+        seed=config.run.seed,
+    )
+    if checkpoint is not None:
+        _learner.restore(checkpoint)
+
+
+def _step(step: int, members: list[MemberRef]) -> StepReport:
+    samples = [sample for member in members for sample in _samples(member)]
+    return _built().step(Batch(step=step, samples=samples))
+
+
+def _samples(member: MemberRef) -> list[Sample]:
+    trajectory = decode(read_payload(member.trajectory), Trajectory)
+    scores: list[Scores | None] = [None] * len(trajectory.segments)
+    if member.scores is not None:
+        scores = decode(read_payload(member.scores), list[Scores | None])
+    return [
+        Sample(
+            attempt=member.attempt,
+            group=member.group,
+            domain=member.domain,
+            segment=segment,
+            scores=segment_scores,
+            reward=member.reward,
+        )
+        for segment, segment_scores in zip(trajectory.segments, scores, strict=True)
+    ]
+
+
+def _send(version: Version, path: str) -> Manifest:
+    learner = _built()
+    assert learner.step_count == version.step, f"asked for version {version} at step {learner.step_count}"
+    return write_tensors(Path(path), version, learner.named_tensors())
+
+
+def _save(directory: Path) -> None:
+    _built().save(directory)
+
+
+def _export(directory: Path) -> None:
+    _built().export(directory)

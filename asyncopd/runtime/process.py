@@ -1,0 +1,81 @@
+"""A process of its own for one role: functions run there one after another.
+
+Invariants
+- Calls run in the order they were submitted.
+- A call that outlives its deadline kills the process; the caller gets `WorkerLost`, never a hang.
+- The process ignores SIGINT, and ends when its parent does, however that dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+_START_TIMEOUT_S = 180.0
+
+
+class WorkerLost(RuntimeError):
+    """The process of a role died or was killed at its deadline; the message says which and in which call."""
+
+
+class WorkerProcess:
+    """A single spawned worker. State lives in module globals of the worker, set by its first call."""
+
+    def __init__(self, role: str) -> None:
+        self.role = role
+        self.pid = 0
+        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+    @classmethod
+    async def start(cls, role: str, threads: int) -> WorkerProcess:
+        """Spawn the process with `threads` compute threads. Raises `WorkerLost`."""
+        worker = cls(role)
+        worker.pid = await worker.call(_prepare, threads, timeout_s=_START_TIMEOUT_S)
+        return worker
+
+    async def call(self, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
+        """Run `function(*arguments)` in the process. Raises what it raises, or `WorkerLost`."""
+        try:
+            future = self._pool.submit(function, *arguments)
+            done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout_s)
+            if done:
+                return done.pop().result()
+        except BrokenProcessPool:
+            raise WorkerLost(f"the {self.role} process died in {function.__name__}") from None
+        self.kill()
+        raise WorkerLost(f"the {self.role} process took over {timeout_s} s in {function.__name__}")
+
+    def kill(self) -> None:
+        """End the process at once."""
+        if self.pid:
+            os.kill(self.pid, signal.SIGKILL)
+
+    async def close(self) -> None:
+        """End the process once its current call is done."""
+        await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
+
+
+def _prepare(threads: int) -> int:
+    # A terminal's Ctrl-C reaches the whole process group; the main process decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    import torch
+
+    torch.set_num_threads(threads)
+    return os.getpid()
+
+
+def _follow_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
