@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from asyncopd.models.mapped import TornWeights, map_tensors, write_tensors
+from asyncopd.records import Version
+from asyncopd.seams import Manifest
+
+TENSORS = {
+    "model.embed.weight": torch.randn(7, 5),
+    "model.scale": torch.tensor(1.5),
+    "model.norm.weight": torch.randn(3, dtype=torch.bfloat16),
+    "model.transposed.weight": torch.randn(4, 6).T,
+}
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return write_tensors(str(tmp_path / "weights"), Version(1, 7), TENSORS.items())
+
+
+def test_tensors_come_back_bitwise_in_order(manifest: Manifest) -> None:
+    found = dict(map_tensors(manifest))
+    assert list(found) == list(TENSORS)
+    for name, tensor in TENSORS.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor)
+    assert manifest.version == Version(1, 7)
+
+
+def test_a_manifest_survives_message_pack(manifest: Manifest) -> None:
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(manifest), type=Manifest)
+    assert again == manifest
+    assert [name for name, _ in map_tensors(again)] == list(TENSORS)
+
+
+def test_a_mapping_outlives_the_next_file_of_its_name(manifest: Manifest) -> None:
+    old = dict(map_tensors(manifest))
+    write_tensors(manifest.path, Version(1, 8), ((name, tensor + 1) for name, tensor in TENSORS.items()))
+    assert torch.equal(old["model.embed.weight"], TENSORS["model.embed.weight"])
+    os.unlink(manifest.path)
+    assert torch.equal(old["model.norm.weight"], TENSORS["model.norm.weight"])
+
+
+def test_writing_to_a_view_changes_no_file(manifest: Manifest) -> None:
+    dict(map_tensors(manifest))["model.embed.weight"].zero_()
+    assert torch.equal(dict(map_tensors(manifest))["model.embed.weight"], TENSORS["model.embed.weight"])
+
+
+@pytest.mark.parametrize("which", range(len(TENSORS)))
+def test_one_flipped_bit_in_any_tensor_is_refused(manifest: Manifest, which: int) -> None:
+    data = bytearray(Path(manifest.path).read_bytes())
+    data[manifest.tensors[which].offset] ^= 1
+    Path(manifest.path).write_bytes(data)
+    with pytest.raises(TornWeights, match=r"weights: the checksum of the tensors"):
+        map_tensors(manifest)
+
+
+def test_a_short_file_is_refused(manifest: Manifest) -> None:
+    os.truncate(manifest.path, os.path.getsize(manifest.path) - 1)
+    with pytest.raises(TornWeights, match="size in bytes"):
+        map_tensors(manifest)
+    os.truncate(manifest.path, 3)
+    with pytest.raises(TornWeights, match="too few for a header"):
+        map_tensors(manifest)
+
+
+def test_the_file_of_another_version_is_refused(manifest: Manifest) -> None:
+    write_tensors(manifest.path, Version(1, 8), TENSORS.items())
+    with pytest.raises(TornWeights, match=r"the version is 1\.8, the manifest says 1\.7"):
+        map_tensors(manifest)
+
+
+def test_a_missing_file_is_refused(manifest: Manifest) -> None:
+    os.unlink(manifest.path)
+    with pytest.raises(TornWeights, match=r"version 1\.7 is gone"):
+        map_tensors(manifest)
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_litter(manifest: Manifest) -> None:
+    def failing():
+        yield "model.embed.weight", torch.randn(1000)
+        raise RuntimeError("the learner died")
+
+    with pytest.raises(RuntimeError, match="the learner died"):
+        write_tensors(manifest.path, Version(1, 8), failing())
+    with pytest.raises(ValueError, match="float16"):
+        write_tensors(manifest.path, Version(1, 8), [("w", torch.zeros(1, dtype=torch.float16))])
+    assert torch.equal(dict(map_tensors(manifest))["model.scale"], TENSORS["model.scale"])
+    assert os.listdir(Path(manifest.path).parent) == ["weights"]
