@@ -330,3 +330,7 @@ class Objective(Protocol):
 
 class DeadlineExceeded(TimeoutError):
     """A wait ran past its deadline; the message says who waited on whom."""
+
+
+class EngineDied(RuntimeError):
+    """An engine serves nothing any more and never will; the message says which, and why if known."""
