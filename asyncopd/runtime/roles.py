@@ -1,0 +1,106 @@
+"""The long-lived parts of a local run, started together and ended in reverse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from asyncopd.engines.start import start_engine
+from asyncopd.plugins import find
+from asyncopd.records import Version
+from asyncopd.rollout.pool import RolloutPool
+from asyncopd.runtime.learner_process import LearnerProcess
+from asyncopd.runtime.metered import MeteredEngine
+from asyncopd.runtime.prepare import Prepared
+from asyncopd.runtime.run_directory import RunDirectory
+from asyncopd.scoring.cache.open import open_store
+from asyncopd.scoring.service import ScoringService
+from asyncopd.seams import Engine, Teacher
+from asyncopd.telemetry.metrics import Metrics
+from asyncopd.weights.sync import ShmWeightSync
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the stages of a run work with."""
+
+    engine: Engine
+    pool: RolloutPool
+    service: ScoringService
+    learner: LearnerProcess
+    sync: ShmWeightSync
+
+
+@asynccontextmanager
+async def open_roles(
+    prepared: Prepared, directory: RunDirectory, checkpoint: Path | None, metrics: Metrics
+) -> AsyncIterator[Roles]:
+    """Start engine, teacher, learner and cache; all are gone when the block ends, however it ends."""
+    config = prepared.config
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(open_store(config.scoring, directory.path / "score-cache"))
+        teacher = _teacher(prepared)
+        stack.push_async_callback(teacher.close)
+        started = await asyncio.gather(
+            _start_engine(prepared), LearnerProcess.start(config, prepared.student, checkpoint), return_exceptions=True
+        )
+        for role in started:
+            if not isinstance(role, BaseException):
+                stack.push_async_callback(role.close)
+        for role in started:
+            if isinstance(role, BaseException):
+                raise role
+        engine, learner = started
+        sync = ShmWeightSync(
+            [engine.receiver], config.weights.dir or directory.path, timeout_s=config.engine.update_timeout_s
+        )
+        stack.callback(sync.close)
+        metered = MeteredEngine(engine, metrics.busy["rollout"])
+        pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
+        stack.push_async_callback(pool.close)
+        service = ScoringService(teacher, store, config.scoring, prepared.support)
+        stack.push_async_callback(service.close)
+        yield Roles(metered, pool, service, learner, sync)
+
+
+@asynccontextmanager
+async def serving(prepared: Prepared, name: str, directory: Path) -> AsyncIterator[Engine]:
+    """Start an engine on `directory`, for measuring a model that does not train."""
+    config = prepared.config
+    engine = await start_engine(
+        name,
+        directory,
+        config.engine,
+        dtype=config.student.dtype,
+        threads=config.runtime.threads.engine,
+        seed=config.run.seed,
+        version=Version(0, 0),
+    )
+    try:
+        yield engine
+    finally:
+        await engine.close()
+
+
+async def _start_engine(prepared: Prepared) -> Engine:
+    config = prepared.config
+    return await start_engine(
+        "student-0",
+        prepared.student,
+        config.engine,
+        dtype=config.student.dtype,
+        threads=config.runtime.threads.engine,
+        seed=config.run.seed,
+        version=Version(0, 0),
+    )
+
+
+def _teacher(prepared: Prepared) -> Teacher:
+    config = prepared.config
+    kind = find("asyncopd.teachers", config.teacher.use)
+    return kind(
+        prepared.teacher, config.teacher, threads=config.runtime.threads.teacher, tools=prepared.world.tools
+    )

@@ -1,0 +1,210 @@
+"""The stages between the channels: rollout, scoring, learning.
+
+Invariants
+- An attempt's payload is durable before the event that names it is emitted.
+- The learner takes steps, sends weights and saves in the order commanded; weights of version v are sent
+  before step v + 1 begins, and engines take them in while it runs.
+- A stage ends only by cancellation or by an error that ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from asyncopd.rollout.pool import RolloutError, RolloutPool
+from asyncopd.rollout.summary import summarise
+from asyncopd.scoring.service import ScoringService
+
+from asyncopd.records import LossMask, Scores, StepReport, Task, Trajectory, Version, decode, encode
+from asyncopd.runtime.channels import AsyncioChannel
+from asyncopd.runtime.learner_process import LearnerProcess, MemberRef
+from asyncopd.runtime.payloads import FilePayloadStore
+from asyncopd.runtime.run_directory import RunDirectory
+from asyncopd.runtime.run_loop import RunLoop
+from asyncopd.scheduler import commands, events
+from asyncopd.seams import Engine, Generation, Manifest, WeightSync
+from asyncopd.telemetry.metrics import Metrics
+
+
+class RolloutStage:
+    """Lives the attempts the scheduler starts."""
+
+    def __init__(
+        self,
+        channel: AsyncioChannel,
+        pool: RolloutPool,
+        tasks: Sequence[Task],
+        payloads: FilePayloadStore,
+        loop: RunLoop,
+        metrics: Metrics,
+        record: Callable[[int, Trajectory], None],
+    ) -> None:
+        self._channel = channel
+        self._pool = pool
+        self._tasks = tasks
+        self._payloads = payloads
+        self._loop = loop
+        self._metrics = metrics
+        self._record = record
+
+    async def work(self) -> None:
+        """Serve one attempt after another; run as many of these as episodes may be alive."""
+        while True:
+            command: commands.StartAttempt = await self._channel.lease()
+            try:
+                await self._live(command)
+            finally:
+                self._channel.ack(command)
+
+    async def _live(self, command: commands.StartAttempt) -> None:
+        async def on_turn(generation: Generation) -> None:
+            versions = generation.version_R
+            self._metrics.tokens["rollout"] += len(versions)
+            if len(versions):
+                self._loop.emit(
+                    events.TurnGenerated,
+                    attempt=command.attempt,
+                    tokens=len(versions),
+                    first=Version.unpack(int(versions[0])),
+                    last=Version.unpack(int(versions[-1])),
+                )
+
+        try:
+            trajectory = await self._pool.run(
+                command.attempt, self._tasks[command.task], command.sample, command.min_version, on_turn
+            )
+        except RolloutError as error:
+            self._loop.emit(events.RolloutFailed, attempt=command.attempt, reason=error.reason)
+            return
+        key = f"trajectory-{command.attempt}"
+        await self._payloads.put(key, encode(trajectory))
+        self._record(command.attempt, trajectory)
+        self._loop.emit(events.RolloutFinished, meta=summarise(trajectory, command.group, key))
+
+
+class ScoringStage:
+    """Has finished trajectories scored."""
+
+    def __init__(
+        self, channel: AsyncioChannel, service: ScoringService, payloads: FilePayloadStore, loop: RunLoop
+    ) -> None:
+        self._channel = channel
+        self._service = service
+        self._payloads = payloads
+        self._loop = loop
+
+    async def work(self) -> None:
+        """Serve one trajectory after another; run enough of these to fill the teacher's batches."""
+        while True:
+            command: commands.ScoreAttempt = await self._channel.lease()
+            try:
+                await self._score(command)
+            finally:
+                self._channel.ack(command)
+
+    async def _score(self, command: commands.ScoreAttempt) -> None:
+        trajectory = decode(self._payloads.get(command.payload), Trajectory)
+        scores: list[Scores | None] = await self._service.score(trajectory, command.step)
+        unscored = sum(
+            int((segment.loss_mask_T == LossMask.TRAIN).sum())
+            for segment, answer in zip(trajectory.segments, scores, strict=True)
+            if answer is None
+        )
+        key = f"scores-{command.attempt}"
+        await self._payloads.put(key, encode(scores))
+        self._loop.emit(events.Scored, attempt=command.attempt, payload=key, unscored=unscored)
+
+
+class LearnerStage:
+    """Takes the steps, publishes the weights and saves the checkpoints that the scheduler commands."""
+
+    def __init__(
+        self,
+        channel: AsyncioChannel,
+        learner: LearnerProcess,
+        sync: WeightSync,
+        engine: Engine,
+        payloads: FilePayloadStore,
+        directory: RunDirectory,
+        loop: RunLoop,
+        metrics: Metrics,
+        on_step: Callable[[commands.TrainStep, StepReport], None],
+    ) -> None:
+        self._channel = channel
+        self._learner = learner
+        self._sync = sync
+        self._engine = engine
+        self._payloads = payloads
+        self._directory = directory
+        self._loop = loop
+        self._metrics = metrics
+        self._on_step = on_step
+        self._publication: asyncio.Task[None] | None = None
+
+    async def work(self) -> None:
+        """Serve one command after another; run one of these."""
+        while True:
+            command = await self._channel.lease()
+            match command:
+                case commands.TrainStep():
+                    await self._train(command)
+                case commands.PublishWeights():
+                    await self.publish(command.version)
+                case commands.SaveCheckpoint():
+                    with self._directory.new_checkpoint(command.step) as path:
+                        await self._learner.save(path)
+                    self._loop.emit(events.CheckpointSaved, step=command.step)
+            self._channel.ack(command)
+
+    async def publish(self, version: Version) -> None:
+        """Send the weights of `version`; return once sent, while the engines still take them in."""
+        await self.published()
+        source = _SentSignal(self._learner)
+        self._publication = asyncio.create_task(self._commit(version, source))
+        await source.sent.wait()
+
+    async def published(self) -> None:
+        """Wait for the publication under way."""
+        if self._publication is not None:
+            await self._publication
+
+    async def _commit(self, version: Version, source: _SentSignal) -> None:
+        try:
+            await self._sync.publish(version, source)
+        except (WorkerLost, DeadlineExceeded, WeightUpdateFailed) as error:
+            self._loop.fail(error)
+        else:
+            self._loop.emit(events.EngineReady, engine=self._engine.name, version=version)
+
+    async def _train(self, command: commands.TrainStep) -> None:
+        members = [
+            MemberRef(
+                attempt=member.attempt,
+                group=member.group,
+                domain=member.domain,
+                reward=member.reward,
+                trajectory=self._payloads.ref(member.trajectory),
+                scores=None if member.scores is None else self._payloads.ref(member.scores),
+            )
+            for member in command.members
+        ]
+        with self._metrics.busy["learner"].busy():
+            report = await self._learner.step(command.step, members)
+        self._metrics.tokens["learner"] += report.tokens
+        self._metrics.lags.update(report.lag_histogram)
+        self._loop.emit(events.StepTrained, step=report.step, attempts=tuple(report.attempts))
+        self._on_step(command, report)
+
+
+class _SentSignal:
+    """The learner as a weight source that also says when its part is done."""
+
+    def __init__(self, learner: LearnerProcess) -> None:
+        self._learner = learner
+        self.sent = asyncio.Event()
+
+    async def send(self, version: Version, path: str) -> Manifest:
+        manifest = await self._learner.send(version, path)
+        self.sent.set()
+        return manifest
