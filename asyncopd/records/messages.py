@@ -26,12 +26,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str | None = None
 
     def for_template(self) -> dict[str, Any]:
-        """Return the dictionary that Hugging Face chat templates expect."""
+        """Return the dictionary that Hugging Face chat templates expect.
+
+        Calls that could not be read are left out: their text is part of the content.
+        """
         message: dict[str, Any] = {"role": self.role, "content": self.content}
-        if self.tool_calls:
+        calls = [call for call in self.tool_calls if call.error is None]
+        if calls:
             message["tool_calls"] = [
                 {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in self.tool_calls
+                for call in calls
             ]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
