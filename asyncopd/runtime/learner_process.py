@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from asyncopd.learner.learner import Learner
-from asyncopd.models.mapped import write_tensors
 
 from asyncopd.config.root import TrainConfig
+from asyncopd.learner.learner import Learner
+from asyncopd.models.mapped import write_tensors
 from asyncopd.records import Batch, Sample, Scores, StepReport, Trajectory, Version, decode
 from asyncopd.runtime.payloads import PayloadRef, read_payload
 from asyncopd.runtime.process import WorkerProcess

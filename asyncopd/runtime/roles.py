@@ -45,7 +45,9 @@ async def open_roles(
         teacher = _teacher(prepared)
         stack.push_async_callback(teacher.close)
         started = await asyncio.gather(
-            _start_engine(prepared), LearnerProcess.start(config, prepared.student, checkpoint), return_exceptions=True
+            _start_engine(prepared, "student-0", prepared.student),
+            LearnerProcess.start(config, prepared.student, checkpoint),
+            return_exceptions=True,
         )
         for role in started:
             if not isinstance(role, BaseException):
@@ -68,28 +70,19 @@ async def open_roles(
 
 @asynccontextmanager
 async def serving(prepared: Prepared, name: str, directory: Path) -> AsyncIterator[Engine]:
-    """Start an engine on `directory`, for measuring a model that does not train."""
-    config = prepared.config
-    engine = await start_engine(
-        name,
-        directory,
-        config.engine,
-        dtype=config.student.dtype,
-        threads=config.runtime.threads.engine,
-        seed=config.run.seed,
-        version=Version(0, 0),
-    )
+    """Have an engine on `directory`, for measuring a model that does not train."""
+    engine = await _start_engine(prepared, name, directory)
     try:
         yield engine
     finally:
         await engine.close()
 
 
-async def _start_engine(prepared: Prepared) -> Engine:
+async def _start_engine(prepared: Prepared, name: str, directory: Path) -> Engine:
     config = prepared.config
     return await start_engine(
-        "student-0",
-        prepared.student,
+        name,
+        directory,
         config.engine,
         dtype=config.student.dtype,
         threads=config.runtime.threads.engine,
@@ -101,6 +94,4 @@ async def _start_engine(prepared: Prepared) -> Engine:
 def _teacher(prepared: Prepared) -> Teacher:
     config = prepared.config
     kind = find("asyncopd.teachers", config.teacher.use)
-    return kind(
-        prepared.teacher, config.teacher, threads=config.runtime.threads.teacher, tools=prepared.world.tools
-    )
+    return kind(prepared.teacher, config.teacher, threads=config.runtime.threads.teacher, tools=prepared.world.tools)

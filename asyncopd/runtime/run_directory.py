@@ -57,22 +57,7 @@ class RunDirectory:
         """Return `directory`, or by default `runs/NAME-DATE-TIME`."""
         return cls(directory or Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}")
 
-    def create(self, config: BaseModel) -> None:
-        """Make the directory of a new run. Raises `UserError` if it holds one already, or cannot be made."""
-        if self.journal.exists():
-            raise UserError(
-                f"run.dir {self.path}", "already holds a run", "resume it with --resume, or choose another directory"
-            )
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self.config.write_text(dump(config), encoding="utf-8")
-            self.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise UserError(
-                f"run.dir {self.path}", f"cannot be written ({error.strerror})", "choose another directory"
-            ) from None
-
-    def check_writable(self) -> None:
+    def check_new(self) -> None:
         """Raise `UserError` if a new run could not be made here; leaves nothing behind."""
         if self.journal.exists():
             raise UserError(
@@ -81,6 +66,17 @@ class RunDirectory:
         ancestor = next(parent for parent in (self.path.absolute(), *self.path.absolute().parents) if parent.exists())
         if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
             raise UserError(f"run.dir {self.path}", f"{ancestor} cannot be written to", "choose another directory")
+
+    def create(self, config: BaseModel) -> None:
+        """Make the directory of a new run. Raises `UserError` if it cannot be made."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self.config.write_text(dump(config), encoding="utf-8")
+            self.environment.write_text(json.dumps(_environment(), indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UserError(
+                f"run.dir {self.path}", f"cannot be written ({error.strerror})", "choose another directory"
+            ) from None
 
     def latest_checkpoint(self) -> Path | None:
         """Return the whole checkpoint of the highest step."""

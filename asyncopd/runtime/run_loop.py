@@ -13,12 +13,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from asyncopd.scheduler.scheduler import Scheduler
-
 from asyncopd.runtime.channels import AsyncioChannel
 from asyncopd.runtime.journal import Journal
 from asyncopd.scheduler import commands
 from asyncopd.scheduler.events import Event
+from asyncopd.scheduler.scheduler import Scheduler
 
 
 class RunFailed(RuntimeError):

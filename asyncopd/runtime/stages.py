@@ -10,19 +10,19 @@ Invariants
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-
-from asyncopd.rollout.pool import RolloutError, RolloutPool
-from asyncopd.rollout.summary import summarise
-from asyncopd.scoring.service import ScoringService
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
 
 from asyncopd.records import LossMask, Scores, StepReport, Task, Trajectory, Version, decode, encode
+from asyncopd.rollout.pool import RolloutError, RolloutPool
+from asyncopd.rollout.summary import summarise
 from asyncopd.runtime.channels import AsyncioChannel
 from asyncopd.runtime.learner_process import LearnerProcess, MemberRef
 from asyncopd.runtime.payloads import FilePayloadStore
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.run_loop import RunLoop
 from asyncopd.scheduler import commands, events
+from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import Engine, Generation, Manifest, WeightSync
 from asyncopd.telemetry.metrics import Metrics
 
@@ -130,6 +130,7 @@ class LearnerStage:
         loop: RunLoop,
         metrics: Metrics,
         on_step: Callable[[commands.TrainStep, StepReport], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
     ) -> None:
         self._channel = channel
         self._learner = learner
@@ -140,6 +141,7 @@ class LearnerStage:
         self._loop = loop
         self._metrics = metrics
         self._on_step = on_step
+        self._spawn = spawn
         self._publication: asyncio.Task[None] | None = None
 
     async def work(self) -> None:
@@ -150,18 +152,18 @@ class LearnerStage:
                 case commands.TrainStep():
                     await self._train(command)
                 case commands.PublishWeights():
-                    await self.publish(command.version)
+                    await self._publish(command.version)
                 case commands.SaveCheckpoint():
                     with self._directory.new_checkpoint(command.step) as path:
                         await self._learner.save(path)
                     self._loop.emit(events.CheckpointSaved, step=command.step)
             self._channel.ack(command)
 
-    async def publish(self, version: Version) -> None:
+    async def _publish(self, version: Version) -> None:
         """Send the weights of `version`; return once sent, while the engines still take them in."""
         await self.published()
         source = _SentSignal(self._learner)
-        self._publication = asyncio.create_task(self._commit(version, source))
+        self._publication = self._spawn(self._commit(version, source))
         await source.sent.wait()
 
     async def published(self) -> None:
@@ -170,12 +172,8 @@ class LearnerStage:
             await self._publication
 
     async def _commit(self, version: Version, source: _SentSignal) -> None:
-        try:
-            await self._sync.publish(version, source)
-        except (WorkerLost, DeadlineExceeded, WeightUpdateFailed) as error:
-            self._loop.fail(error)
-        else:
-            self._loop.emit(events.EngineReady, engine=self._engine.name, version=version)
+        await self._sync.publish(version, source)
+        self._loop.emit(events.EngineReady, engine=self._engine.name, version=version)
 
     async def _train(self, command: commands.TrainStep) -> None:
         members = [

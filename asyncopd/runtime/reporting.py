@@ -1,0 +1,139 @@
+"""What a run says of itself: to callbacks, to its files, and at its end."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from asyncopd.evaluate.evaluate import Evaluation
+from asyncopd.records import StepReport, Trajectory
+from asyncopd.runtime.callbacks import Callback, Progress
+from asyncopd.runtime.run_directory import RunDirectory
+from asyncopd.scheduler.commands import TrainStep
+from asyncopd.scheduler.scheduler import Scheduler
+from asyncopd.scoring.service import ScoringService
+from asyncopd.telemetry.metrics import Metrics
+from asyncopd.telemetry.sinks import JsonLines
+
+
+class Reporter:
+    """Collects a run's figures and passes them on."""
+
+    def __init__(self, directory: RunDirectory, steps: int, bound: int, callbacks: Sequence[Callback]) -> None:
+        self.evaluations: dict[str, dict[str, Any]] = {}
+        self._directory = directory
+        self._steps = steps
+        self._bound = bound
+        self._callbacks = callbacks
+        self._metrics_file = JsonLines(directory.metrics)
+        self._trajectories_file = JsonLines(directory.trajectories)
+        self._began = time.monotonic()
+        self._training_began = self._began
+        self._training_seconds = 0.0
+        if directory.evaluation.exists():
+            self.evaluations = json.loads(directory.evaluation.read_text(encoding="utf-8"))
+
+    def stage(self, message: str) -> None:
+        for callback in self._callbacks:
+            callback.on_stage(message)
+
+    def warn(self, message: str) -> None:
+        for callback in self._callbacks:
+            callback.on_warning(message)
+
+    def evaluated(self, name: str, evaluation: Evaluation) -> None:
+        """Keep a measured success, so that a resumed run does not measure it again."""
+        self.evaluations[name] = msgspec.to_builtins(evaluation)
+        self._directory.write_json(self._directory.evaluation, self.evaluations)
+        for callback in self._callbacks:
+            callback.on_evaluation(name, self.evaluations[name])
+
+    def training_begins(self) -> None:
+        self._training_began = time.monotonic()
+
+    def training_ends(self) -> None:
+        self._training_seconds = time.monotonic() - self._training_began
+
+    def trajectory(self, attempt: int, trajectory: Trajectory) -> None:
+        """Write the conversation of an attempt, to be read by people."""
+        messages = [*trajectory.prompt, *(message for turn in trajectory.turns for message in turn.messages)]
+        self._trajectories_file.write(
+            {
+                "attempt": attempt,
+                "task": trajectory.task.id,
+                "domain": trajectory.task.domain,
+                "outcome": trajectory.outcome,
+                "reward": trajectory.reward,
+                "messages": [message.for_template() for message in messages],
+            }
+        )
+
+    def step(self, command: TrainStep, report: StepReport, scheduler: Scheduler, metrics: Metrics) -> None:
+        """Write a step's figures and show its progress."""
+        seconds = time.monotonic() - self._training_began
+        progress = Progress(
+            step=report.step + 1,
+            steps=self._steps,
+            seconds=seconds,
+            reward=sum(member.reward for member in command.members) / len(command.members),
+            attempts=scheduler.ledger.attempts,
+            tokens_per_second={stage: metrics.tokens[stage] / seconds for stage in metrics.STAGES},
+            report=report,
+        )
+        self._metrics_file.write(
+            {
+                "step": progress.step,
+                "seconds": round(seconds, 3),
+                "reward": progress.reward,
+                "tokens": report.tokens,
+                "learner_seconds": round(report.seconds, 4),
+                "lags": {str(lag): count for lag, count in sorted(report.lag_histogram.items())},
+                "tokens_per_second": {name: round(rate, 1) for name, rate in progress.tokens_per_second.items()},
+                "attempts": progress.attempts,
+                **report.metrics,
+            }
+        )
+        for callback in self._callbacks:
+            callback.on_step(progress)
+
+    def summary(self, scheduler: Scheduler, metrics: Metrics, service: ScoringService) -> dict[str, Any]:
+        """Return what `summary.json` holds, documented in docs/run-directory.md."""
+        seconds = self._training_seconds or 1e-9
+        metrics.tokens["scoring"] = service.stats.teacher_tokens
+        busy = {stage: clock.seconds for stage, clock in metrics.busy.items()}
+        busy["scoring"] = service.stats.teacher_seconds
+        return {
+            **{name: self.evaluations.get(name) for name in ("student_before", "student_after", "teacher")},
+            "wall_seconds": time.monotonic() - self._began,
+            "setup_seconds": self._training_began - self._began,
+            "training_seconds": self._training_seconds,
+            "busy_seconds": busy,
+            "tokens_per_second": {stage: metrics.tokens[stage] / seconds for stage in metrics.STAGES},
+            "staleness": {**metrics.lag_summary(), "bound": self._bound, "histogram": _by_key(metrics.lags)},
+            "cache": {
+                "hits": service.stats.hits,
+                "misses": service.stats.misses,
+                "bytes": service.stats.bytes,
+            },
+            "loop_lag_p99_ms": metrics.loop_lag.quantile(0.99) * 1e3,
+            "conservation": msgspec.to_builtins(scheduler.ledger) | {"holds": scheduler.ledger.holds},
+        }
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        """Write the summary and say that the run is over."""
+        self._directory.write_json(self._directory.summary, summary)
+        for callback in self._callbacks:
+            callback.on_finish(summary)
+
+    def close(self) -> None:
+        self._metrics_file.close()
+        self._trajectories_file.close()
+
+
+def _by_key(counts: Counter[int]) -> dict[str, int]:
+    return {str(key): counts[key] for key in sorted(counts)}
