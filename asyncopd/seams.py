@@ -334,7 +334,3 @@ class DeadlineExceeded(TimeoutError):
 
 class EngineDied(RuntimeError):
     """An engine serves nothing any more and never will; the message says which, and why if known."""
-
-
-class EngineLost(RuntimeError):
-    """An engine died or can serve nothing any more; the message names it and what it was doing."""

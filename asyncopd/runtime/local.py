@@ -80,7 +80,7 @@ async def run_once(
 ) -> dict[str, Any] | None:
     """Train to the end, measure, export and return the summary; None where `stop` ended it early.
 
-    Raises `WorkerLost` and `EngineLost` when a process died; calling again with `resume` goes on.
+    Raises `WorkerLost` and `EngineDied` when a process died; calling again with `resume` goes on.
     """
     metrics = Metrics()
     async with open_record(prepared, directory, resume=resume) as record:
