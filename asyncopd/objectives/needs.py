@@ -1,0 +1,20 @@
+"""What an objective asks of the learner, computed once for all its terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from asyncopd.records import Support
+
+
+@dataclass(frozen=True)
+class Needs:
+    """Declared by an objective, met by the learner.
+
+    support    the teacher scores every sample must carry, or None where no teacher is asked
+    behaviour  whether log μ of the generated tokens is known and used; without it there is no ratio,
+               no lag and no freshness (demonstrations)
+    """
+
+    support: Support | None
+    behaviour: bool
