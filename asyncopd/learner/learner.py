@@ -1,0 +1,173 @@
+"""One optimizer step after another: log-probabilities, an objective it does not know by name, an update.
+
+Invariants: a step divides by its tokens of mask 1, counted before any weight; its result does not depend on
+how it is split into micro-batches; where it fails, weights and optimizer are as before it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from asyncopd.config.learner import LearnerSection
+from asyncopd.config.model import ModelSection
+from asyncopd.config.objective import ObjectiveSection
+from asyncopd.config.scheduler import FreshnessSection
+from asyncopd.learner.failure import NonFiniteLoss
+from asyncopd.learner.forward import Forward
+from asyncopd.learner.measures import Measures
+from asyncopd.learner.member import Member, member_of
+from asyncopd.learner.optimizer import Optimizer
+from asyncopd.learner.staleness import Staleness
+from asyncopd.learner.state import atomic_directory, export_checkpoint, save_tensors
+from asyncopd.models.loading import DTYPES, load_causal_lm, load_tokenizer
+from asyncopd.models.packing import balanced_groups
+from asyncopd.objectives.presets import build
+from asyncopd.records import Batch, StepReport
+from asyncopd.seams import Objective
+
+
+class Learner:
+    """Owns the student's float32 weights. Calls are not concurrent.
+
+    `temperature` is the behaviour policy's; `steps` is the length of the learning-rate schedule;
+    `step_count` is the number of optimizer steps behind the weights.
+    """
+
+    objective: Objective
+    step_count: int
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        model: ModelSection,
+        section: LearnerSection,
+        objective: ObjectiveSection,
+        freshness: FreshnessSection,
+        max_staleness: int,
+        temperature: float,
+        steps: int,
+        seed: int,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.objective = build(objective)
+        self.step_count = 0
+        self._directory = directory
+        self._model_section = model
+        self._section = section
+        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._model = load_causal_lm(directory, "float32").to(self._device)
+        self._forward = Forward(
+            self._model,
+            temperature=temperature,
+            distill_temperature=objective.distill_temperature,
+            head_chunk=section.head_chunk,
+            dtype=DTYPES[model.dtype],
+        )
+        self._optimizer = Optimizer(self._model, section.optimizer, steps)
+        self._staleness = Staleness(freshness, max_staleness)
+        self._objective_state: dict[str, torch.Tensor] = {}
+
+    def step(self, batch: Batch) -> StepReport:
+        """Take optimizer step `batch.step`, which must be `step_count`.
+
+        Samples without trained tokens, or without the scores the objective needs, teach nothing; a step
+        without any token still counts. Raises `NonFiniteLoss`.
+        """
+        assert batch.step == self.step_count, f"asked for step {batch.step} at step {self.step_count}"
+        started = time.perf_counter()
+        members = [m for sample in batch.samples if (m := member_of(sample, self.objective.needs, batch.step))]
+        measures = Measures()
+        metrics = {"loss": 0.0, "grad_norm": 0.0, "lr": self._optimizer.lr(batch.step)}
+        if members:
+            tokens = sum(len(member) for member in members)
+            for group in balanced_groups([len(m.ids_T) for m in members], self._section.micro_batch_tokens):
+                metrics["loss"] += self._accumulate([members[index] for index in group], tokens, measures)
+            metrics["grad_norm"] = self._update(members)
+        averages = measures.averages()
+        self._objective_state = dict(self.objective.update(self._objective_state, averages))
+        self._staleness.observe(measures.exact_differences())
+        self.step_count += 1
+        attempts = measures.attempts(batch)
+        return StepReport(
+            step=batch.step,
+            tokens=sum(attempt.trained for attempt in attempts),
+            attempts=attempts,
+            metrics=metrics | averages | measures.ratio_metrics(),
+            lag_histogram=measures.lag_histogram(),
+            seconds=time.perf_counter() - started,
+        )
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield the weights in serving dtype under their Hugging Face names; tied ones once."""
+        for name, parameter in self._model.named_parameters():
+            yield name, parameter.detach().to(DTYPES[self._model_section.dtype])
+
+    def save(self, directory: Path) -> None:
+        """Write all that `restore` needs, atomically."""
+        with atomic_directory(directory) as scratch:
+            save_tensors(scratch / "model.safetensors", dict(self._model.named_parameters()))
+            save_tensors(scratch / "optimizer.safetensors", self._optimizer.state())
+            save_tensors(scratch / "objective.safetensors", self._objective_state)
+            save_tensors(scratch / "random.safetensors", {"cpu": torch.random.get_rng_state()})
+            state = {"step": self.step_count, "mismatch": self._staleness.mismatch}
+            (scratch / "learner.json").write_text(json.dumps(state), encoding="utf-8")
+
+    def restore(self, directory: Path) -> None:
+        """Continue bitwise from what `save` wrote for the same configuration."""
+        weights = load_file(directory / "model.safetensors")
+        with torch.no_grad():
+            for name, parameter in self._model.named_parameters():
+                parameter.copy_(weights[name])
+        self._optimizer.load_state(load_file(directory / "optimizer.safetensors"))
+        self._objective_state = load_file(directory / "objective.safetensors")
+        torch.random.set_rng_state(load_file(directory / "random.safetensors")["cpu"])
+        state = json.loads((directory / "learner.json").read_text(encoding="utf-8"))
+        self.step_count = state["step"]
+        self._staleness.mismatch = state["mismatch"]
+
+    def export(self, directory: Path) -> None:
+        """Write an ordinary Hugging Face checkpoint in serving dtype, with tokenizer and chat template, atomically."""
+        template = self._model_section.chat_template
+        tokenizer = load_tokenizer(self._directory, None if template is None else Path(template))
+        with atomic_directory(directory) as scratch:
+            export_checkpoint(self._model, dict(self.named_tensors()), scratch)
+            tokenizer.save_pretrained(scratch)
+
+    def _accumulate(self, members: Sequence[Member], tokens: int, measures: Measures) -> float:
+        """Add the gradient of one micro-batch's share of the loss; return that share."""
+        forward = self._forward(members)
+        logp = forward.logp_per_member()
+        verdicts = self._staleness.judge(members, logp)
+        context = forward.context([verdict.weight for verdict in verdicts])
+        stats = self.objective.stats(context)
+        terms = self.objective.terms(context, stats, self._objective_state)
+        loss = torch.stack([term.sum() for term in terms.values()]).sum() / tokens
+        self._require_finite(loss, "loss", members)
+        loss.backward()
+        for member, verdict, logp_R in zip(members, verdicts, logp, strict=True):
+            measures.add(member, verdict, logp_R)
+        measures.add_sums({name: value.sum().item() for name, value in stats.items()})
+        measures.add_sums({"entropy": forward.entropy_R.sum().item()})
+        return loss.item()
+
+    def _update(self, members: Sequence[Member]) -> float:
+        """Clip and apply the gathered gradient; return its norm before clipping."""
+        norm = self._optimizer.clip()
+        self._require_finite(norm, "gradient", members)
+        self._optimizer.step(self.step_count)
+        self._optimizer.zero_grad()
+        return norm.item()
+
+    def _require_finite(self, value: torch.Tensor, name: str, members: Sequence[Member]) -> None:
+        if torch.isfinite(value):
+            return
+        self._optimizer.zero_grad()
+        attempts = sorted({member.attempt for member in members})
+        raise NonFiniteLoss(f"step {self.step_count}: the {name} is {value.item()}; attempts {attempts}")

@@ -1,0 +1,106 @@
+"""What a step measured, gathered micro-batch by micro-batch and summed up once.
+
+Shapes: R trained rows of a member.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from asyncopd.learner.member import Member
+from asyncopd.learner.staleness import Verdict
+from asyncopd.records import AttemptReport, Batch, LossMask
+
+
+class Measures:
+    """Per-token facts of one step; every mean is over tokens, so the split into micro-batches does not show."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._verdicts: list[Verdict] = []
+        self._log_ratios: list[np.ndarray] = []
+        self._sums: dict[str, float] = defaultdict(float)
+
+    def add(self, member: Member, verdict: Verdict, logp_R: np.ndarray) -> None:
+        """Take in one member, with log π of its trained tokens at the sampling temperature."""
+        self._members.append(member)
+        self._verdicts.append(verdict)
+        self._log_ratios.append(logp_R - member.behaviour_R)
+
+    def add_sums(self, sums: Mapping[str, float]) -> None:
+        """Take in sums over tokens of named quantities."""
+        for name, value in sums.items():
+            self._sums[name] += value
+
+    def averages(self) -> dict[str, float]:
+        """Return the mean over forwarded tokens of each quantity given to `add_sums`."""
+        tokens = max(1, sum(len(member) for member in self._members))
+        return {name: value / tokens for name, value in self._sums.items()}
+
+    def lag_histogram(self) -> dict[int, int]:
+        """Return trained tokens by lag."""
+        counts: Counter[int] = Counter()
+        for member, verdict in zip(self._members, self._verdicts, strict=True):
+            if verdict.weight > 0:
+                counts.update(member.lag_R.tolist())
+        return dict(sorted(counts.items()))
+
+    def exact_differences(self) -> np.ndarray:
+        """Return `log π - log μ` of tokens whose whole context the engine computed with the learner's weights."""
+        parts = [ratio[member.exact_R] for member, ratio in zip(self._members, self._log_ratios, strict=True)]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
+
+    def ratio_metrics(self) -> dict[str, float]:
+        """Return metrics of ρ = π/μ and of freshness over all forwarded tokens; empty where there are none."""
+        if not self._members:
+            return {}
+        log_ratio = np.concatenate(self._log_ratios).astype(np.float64)
+        ratio = np.exp(np.minimum(log_ratio - log_ratio.max(), 0))
+        lengths = np.array([len(member) for member in self._members])
+        metrics = {
+            "log_ratio_abs_mean": float(np.abs(log_ratio).mean()),
+            "ratio_ess": float(ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)),
+            "freshness_mean": float(np.average([v.freshness for v in self._verdicts], weights=lengths)),
+            "weight_mean": float(np.average([v.weight for v in self._verdicts], weights=lengths)),
+        }
+        if len(exact := np.abs(self.exact_differences())):
+            metrics["logprob_diff_mean"] = float(exact.mean())
+            metrics["logprob_diff_p99"] = float(np.quantile(exact, 0.99))
+            metrics["logprob_diff_max"] = float(exact.max())
+        return metrics
+
+    def attempts(self, batch: Batch) -> list[AttemptReport]:
+        """Return one report an attempt, in the order of the batch.
+
+        `trained + Σ masked` is its tokens of mask 1: what was masked before is not counted again.
+        """
+        found: dict[int, list[int]] = defaultdict(list)
+        for index, member in enumerate(self._members):
+            found[member.attempt].append(index)
+        trainable: dict[int, int] = defaultdict(int)
+        domains: dict[int, str] = {}
+        for sample in batch.samples:
+            trainable[sample.attempt] += len(sample.segment.trained_rows)
+            domains[sample.attempt] = sample.domain
+        return [self._report(attempt, domains[attempt], trainable[attempt], found[attempt]) for attempt in domains]
+
+    def _report(self, attempt: int, domain: str, trainable: int, indices: list[int]) -> AttemptReport:
+        members = [self._members[index] for index in indices]
+        verdicts = [self._verdicts[index] for index in indices]
+        lengths = [len(member) for member in members]
+        stale = sum(len(member) for member, v in zip(members, verdicts, strict=True) if v.weight == 0)
+        masked = {LossMask.FRESHNESS.reason: stale, LossMask.UNSCORED.reason: trainable - sum(lengths)}
+        lag = np.concatenate([member.lag_R for member in members]) if members else np.zeros(1)
+        return AttemptReport(
+            attempt=attempt,
+            domain=domain,
+            trained=trainable - sum(masked.values()),
+            masked={reason: count for reason, count in masked.items() if count},
+            freshness=float(np.average([v.freshness for v in verdicts], weights=lengths)) if members else 1.0,
+            lag_mean=float(lag.mean()),
+            lag_max=int(lag.max()),
+            rollout_drift=float(np.average([v.drift for v in verdicts], weights=lengths)) if members else 0.0,
+        )
