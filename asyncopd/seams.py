@@ -222,6 +222,23 @@ class Tool(Protocol):
     async def __call__(self, arguments: Mapping[str, Any]) -> str: ...
 
 
+class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
+    """What an expert says next; `teaches` is False for an error made on purpose, to show the recovery."""
+
+    message: Message
+    teaches: bool = True
+
+
+class ExpertEnvironment(Environment, Protocol):
+    """An environment that can be shown how to be solved.
+
+    `expert` is given the conversation so far, which ends where the assistant speaks; equal arguments give
+    equal answers.
+    """
+
+    def expert(self, task: Task, history: Sequence[Message], seed: int) -> Demonstration: ...
+
+
 class EnvironmentFactory(Protocol):
     """What `environment.use` names: a class whose constructor takes the config's options."""
 
