@@ -1,0 +1,1 @@
+"""Teacher scores of finished segments: the service between rollouts and the learner, and its cache."""
