@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +9,8 @@ import numpy as np
 
 from asyncopd.config.scheduler import FreshnessSection
 from asyncopd.learner.member import Member
+from asyncopd.objectives.ratios import MAX_LOG_RATIO
+from asyncopd.signals.freshness import drift, freshness, weight
 
 _MISMATCH_DECAY = 0.9
 """How slowly the engine–learner mismatch is forgotten, a step."""
@@ -44,7 +45,7 @@ class Staleness:
         """Learn the mismatch from `log π - log μ` of a step's tokens at lag 0."""
         if not len(log_ratio_R):
             return
-        seen = _drift(log_ratio_R)
+        seen = drift(_held(log_ratio_R))
         if self.mismatch is None:
             self.mismatch = seen
         else:
@@ -53,15 +54,11 @@ class Staleness:
     def _verdict(self, member: Member, logp_R: np.ndarray) -> Verdict:
         if not member.lag_R.any():
             return Verdict(freshness=1.0, weight=1.0, drift=0.0)
-        drift = max(0.0, _drift(logp_R - member.behaviour_R) - (self.mismatch or 0.0))
-        tau = float(member.lag_R.mean()) / max(1, self._max_staleness)
-        freshness = math.exp(-self._section.alpha * math.sqrt(drift)) / (tau + 1)
-        weight = max(0.0, freshness - self._section.xi) / (1 - self._section.xi)
-        return Verdict(freshness=freshness, weight=weight, drift=drift)
+        moved = drift(_held(logp_R - member.behaviour_R), self.mismatch or 0.0)
+        fresh = float(freshness(member.lag_R.mean(), self._max_staleness, moved, 0.0, self._section))
+        return Verdict(freshness=fresh, weight=float(weight(fresh, self._section.xi)), drift=moved)
 
 
-def _drift(log_ratio_R: np.ndarray) -> float:
-    """Return the mean of `ρ log ρ - ρ + 1`, an estimate of KL(π‖μ) from tokens of μ, in nats."""
-    log_ratio_R = np.clip(log_ratio_R.astype(np.float64), -20.0, 20.0)
-    ratio_R = np.exp(log_ratio_R)
-    return float((ratio_R * log_ratio_R - ratio_R + 1).mean())
+def _held(log_ratio_R: np.ndarray) -> np.ndarray:
+    """Hold log-ratios where the objectives hold them, so that drift stays finite."""
+    return np.clip(log_ratio_R, -MAX_LOG_RATIO, MAX_LOG_RATIO)
