@@ -1,0 +1,50 @@
+"""The door of an engine: requests enter at a known version, and nobody enters while weights change.
+
+Invariants:
+- between `shut` and `open` no request enters;
+- a request that entered was submitted whole before any later `shut` returned, and saw exactly one version;
+- after an update that was begun and not committed (`whole` is false), none enters until one is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from asyncopd.records import Version
+
+
+class Gate:
+    """Guards an engine that serves `version`; `whole` says whether its weights are all of that version."""
+
+    def __init__(self, version: Version) -> None:
+        self.version = version
+        self.whole = True
+        self._lock = asyncio.Condition()
+        self._shut = False
+
+    @asynccontextmanager
+    async def enter(self, min_version: Version) -> AsyncIterator[Version]:
+        """Wait until the engine serves at least `min_version`, then hold it there while the caller submits."""
+        async with self._lock:
+            await self._lock.wait_for(lambda: self.whole and self.version >= min_version)
+            yield self.version
+
+    async def shut(self) -> None:
+        """Keep requests out until `open`; those that entered are already submitted."""
+        await self._lock.acquire()
+        self._shut = True
+
+    def commit(self, version: Version) -> None:
+        """Say that the weights are wholly of `version`."""
+        assert self._shut, "weights change only behind a shut gate"
+        self.version = version
+        self.whole = True
+
+    def open(self) -> None:
+        """Let requests in again; does nothing to an open gate."""
+        if self._shut:
+            self._shut = False
+            self._lock.notify_all()
+            self._lock.release()

@@ -1,0 +1,42 @@
+"""Starting the engine that a configuration names."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from typing import Any
+
+from asyncopd.config.engine import EngineSection
+from asyncopd.config.model import Dtype
+from asyncopd.engines.vllm_launch import vllm_environment
+from asyncopd.records import Version
+from asyncopd.seams import Engine
+
+
+async def start_engine(
+    name: str,
+    directory: str,
+    section: EngineSection,
+    *,
+    dtype: Dtype,
+    threads: int,
+    seed: int,
+    version: Version = Version(0, 0),  # noqa: B008 - immutable
+    head_draws: int = 0,
+) -> Engine:
+    """Serve the checkpoint in `directory` as `version` on the engine `section.use`.
+
+    `threads` are compute threads; `head_draws` is the most TopK(μ) entries a request may ask for. Raises
+    `TimeoutError` after `section.start_timeout_s`, and what the engine raises for a model it refuses.
+    """
+    engine_class = await asyncio.to_thread(_import, section.use, threads)
+    return await engine_class.start(
+        name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, head_draws=head_draws
+    )
+
+
+def _import(use: str, threads: int) -> Any:
+    if use == "torch":
+        return importlib.import_module("asyncopd.engines.torch").TorchEngine
+    with vllm_environment(threads):  # vLLM sets up its logging when it is first imported
+        return importlib.import_module("asyncopd.engines.vllm").VllmEngine

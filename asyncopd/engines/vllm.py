@@ -1,0 +1,235 @@
+"""vLLM's asynchronous engine, its core in a process of its own, with weights that change in flight.
+
+Invariants:
+- a request is submitted behind the gate, at one version, which salts its prefix blocks: no request ever
+  reuses keys and values that older weights computed for another one;
+- each token carries the version whose weights sampled it, by vLLM's own spans;
+- an update that is begun and not committed leaves vLLM paused, so wrong weights never sample;
+- every wait ends: by its answer, its deadline, or the core's death.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Coroutine
+from typing import Any
+
+import msgspec
+import numpy as np
+from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+from vllm.inputs import tokens_input
+from vllm.outputs import CompletionOutput
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from asyncopd.config.engine import EngineSection
+from asyncopd.config.model import Dtype
+from asyncopd.engines.gate import Gate
+from asyncopd.engines.lifeline import Lifeline
+from asyncopd.engines.turn import ended_turn, token_seed, tokens_left
+from asyncopd.engines.vllm_launch import launch
+from asyncopd.records import Draws, Version
+from asyncopd.seams import DrawSpec, EngineCapabilities, EngineDied, GenerateRequest, Generation, Manifest, Sampling
+
+_SHUTDOWN_S = 10.0
+_DEATH = "died: the process of vLLM's engine core ended; its own log says why"
+_STOP_REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
+
+
+class VllmEngine:
+    """Implements `seams.Engine`; made by `start`."""
+
+    def __init__(self, name: str, llm: AsyncLLM, version: Version, capabilities: EngineCapabilities) -> None:
+        self.name = name
+        self.capabilities = capabilities
+        self._llm = llm
+        self._gate = Gate(version)
+        self._lifeline = Lifeline(name)
+        self.receiver = VllmReceiver(llm, self._gate, self._lifeline)
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        directory: str,
+        section: EngineSection,
+        *,
+        dtype: Dtype,
+        threads: int,
+        seed: int,
+        version: Version = Version(0, 0),  # noqa: B008 - immutable
+        head_draws: int = 0,
+    ) -> VllmEngine:
+        """Serve the checkpoint in `directory` as `version`, with up to `head_draws` of TopK(μ) a token.
+
+        Raises `TimeoutError` after `section.start_timeout_s`, and what vLLM raises for a model it refuses.
+        """
+        async with asyncio.timeout(section.start_timeout_s):
+            llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, max_logprobs=head_draws)
+            capabilities = EngineCapabilities(
+                draws=DrawSpec(head=head_draws), max_context=section.max_context, deterministic=False
+            )
+            engine = cls(name, llm, version, capabilities)
+            try:
+                await llm.update_weight_version(str(version))
+                await engine._warm_up()
+            except BaseException:
+                await engine.close()
+                raise
+        return engine
+
+    async def _warm_up(self) -> None:
+        """The first request of a process costs seconds, and starts the task whose end tells of the core's."""
+        sampling = Sampling(temperature=1.0, max_tokens=2, seed=0, stop_ids=())
+        await self.generate(
+            GenerateRequest(
+                request_id="warm-up",
+                trajectory_id="warm-up",
+                prompt_ids=[0],
+                sampling=sampling,
+                min_version=self.version,
+                deadline=math.inf,
+            )
+        )
+        assert self._llm.output_handler is not None
+        self._llm.output_handler.add_done_callback(lambda _: self._lifeline.sever(_DEATH))
+
+    @property
+    def version(self) -> Version:
+        return self._gate.version
+
+    async def generate(self, request: GenerateRequest) -> Generation:
+        """Sample a turn.
+
+        Raises `DeadlineExceeded`, `EngineDied`, and `ValueError` for a prompt that fills the context.
+        """
+
+        def waiting() -> str:
+            who = f"request {request.request_id} of trajectory {request.trajectory_id} waited on engine {self.name}"
+            if not self._gate.whole:
+                return f"{who}, whose last weight update failed and was not repeated"
+            if self.version < request.min_version:
+                return f"{who} for version {request.min_version}; it serves {self.version}"
+            return f"{who} past its deadline"
+
+        count = tokens_left(request, self.capabilities)
+        if count == 0:
+            return ended_turn(request)
+        return await self._lifeline.hold(self._serve(request, count), request.deadline, waiting)
+
+    async def _serve(self, request: GenerateRequest, count: int) -> Generation:
+        finished = False
+        try:
+            async with self._gate.enter(request.min_version) as version:
+                prompt = tokens_input(request.prompt_ids + request.resume_ids, cache_salt=str(version))
+                outputs = await self._llm.add_request(request.request_id, prompt, _parameters(request, count))
+            output = await outputs.get()
+            finished = True
+        except EngineDeadError as error:
+            raise EngineDied(f"engine {self.name} {_DEATH}") from error
+        finally:
+            if not finished:
+                await self._llm.abort(request.request_id)
+        return _generation(output.outputs[0], version, request.draws.head)
+
+    async def close(self) -> None:
+        """End the engine's process; requests under way raise `EngineDied`."""
+        self._lifeline.sever("was closed")
+        await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
+
+
+class VllmReceiver:
+    """Implements `seams.WeightReceiver` for one `VllmEngine`."""
+
+    def __init__(self, llm: AsyncLLM, gate: Gate, lifeline: Lifeline) -> None:
+        self._llm = llm
+        self._gate = gate
+        self._lifeline = lifeline
+        self._update: asyncio.Task[None] | None = None
+        self._received: Version | None = None
+
+    async def freeze(self) -> None:
+        """Let no request in, and hold the ones under way with their keys and values."""
+        await self._gate.shut()
+        await self._lifeline.hold(self._llm.pause_generation(mode="keep", clear_cache=False))
+
+    async def receive(self, manifest: Manifest) -> None:
+        """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
+        if self._update is not None:
+            # Cut off by a deadline, it still runs in the worker, which refuses a second one beside it.
+            await self._lifeline.hold(_ended(self._update))
+        self._update = asyncio.create_task(self._load(manifest))
+        await self._lifeline.hold(_shielded(self._update))
+
+    async def _load(self, manifest: Manifest) -> None:
+        self._received = None
+        await self._llm.start_weight_update()
+        chunk = {"manifest": msgspec.to_builtins(manifest)}
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=chunk))
+        self._gate.whole = False
+        await self._llm.update_weights(WeightTransferUpdateRequest())
+        await self._llm.finish_weight_update()
+        self._received = manifest.version
+
+    async def commit(self, version: Version) -> None:
+        """Label the tokens sampled from here on with `version`, which must have been received."""
+        assert self._received == version, f"commit of {version} after receiving {self._received}"
+        await self._lifeline.hold(self._llm.update_weight_version(str(version)))
+        self._gate.commit(version)
+
+    async def thaw(self) -> None:
+        """Go on; after an update that was begun and not committed, stay paused until one is."""
+        try:
+            if self._gate.whole:
+                await self._lifeline.hold(self._llm.resume_generation())
+        finally:
+            self._gate.open()
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    await asyncio.wait({task})
+
+
+def _shielded(task: asyncio.Task[None]) -> Coroutine[Any, Any, None]:
+    async def wait() -> None:
+        await asyncio.shield(task)
+
+    return wait()
+
+
+def _parameters(request: GenerateRequest, count: int) -> SamplingParams:
+    sampling = request.sampling
+    return SamplingParams(
+        temperature=sampling.temperature,
+        seed=token_seed(sampling.seed, len(request.resume_ids)),
+        max_tokens=count,
+        stop_token_ids=list(sampling.stop_ids),
+        ignore_eos=True,
+        logprobs=request.draws.head,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def _generation(output: CompletionOutput, first: Version, head: int) -> Generation:
+    """Unpack vLLM's rows of log-probs: the sampled token, then TopK(μ) in falling order."""
+    count = len(output.token_ids)
+    logp_RK = np.array(output.logprobs.logprobs, np.float32).reshape(count, head + 1)
+    draws = None
+    if head:
+        ids_RK = np.array(output.logprobs.token_ids, np.int32).reshape(count, head + 1)
+        draws = Draws(head_ids_RK=ids_RK[:, 1:], head_logp_RK=logp_RK[:, 1:])
+    version_R = np.empty(count, np.int64)
+    for span in output.weight_versions:
+        version_R[span.start : span.end] = Version.parse(span.version).pack()
+    return Generation(
+        ids_R=np.array(output.token_ids, np.int32),
+        logp_R=logp_RK[:, 0].copy(),
+        version_R=version_R,
+        mixed_kv_R=(version_R != first.pack()).astype(np.uint8),
+        stop_reason=_STOP_REASONS[output.finish_reason],
+        draws=draws,
+    )

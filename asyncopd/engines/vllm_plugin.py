@@ -1,0 +1,111 @@
+"""A weight-transfer engine for vLLM that loads a mapped file, in vLLM's worker.
+
+An update comes in two chunks. `verify` maps the file and checks it against its manifest and against the
+served checkpoint's layout; the model is untouched until then. `load` puts it into the model.
+vLLM calls `register` in each of its processes, through the entry point `vllm.general_plugins`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from asyncopd.models.mapped import TornWeights, map_tensors
+from asyncopd.seams import Manifest
+
+BACKEND = "asyncopd_mapped"
+
+
+@dataclass
+class MappedInit(WeightTransferInitInfo):
+    """Sender and receiver agree on nothing beforehand."""
+
+
+@dataclass
+class MappedUpdate(WeightTransferUpdateInfo):
+    """A chunk: with a manifest (as plain containers) it verifies, without one it loads what was verified."""
+
+    manifest: dict[str, Any] | None = None
+
+
+class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate]):
+    """Loads Hugging Face tensors from a mapped file by layerwise reload."""
+
+    init_info_cls = MappedInit
+    update_info_cls = MappedUpdate
+    supports_draft_weight_update = False
+
+    _verified: list[tuple[str, torch.Tensor]]
+
+    def init_transfer_engine(self, init_info: MappedInit) -> None:
+        """Nothing to set up: a manifest says all."""
+
+    def start_weight_update(self) -> None:
+        self._verified = []
+
+    def receive_weights(self, update_info: MappedUpdate) -> None:
+        if update_info.manifest is not None:
+            manifest = msgspec.convert(update_info.manifest, Manifest)
+            self._check_layout(manifest)
+            self._verified = list(map_tensors(manifest))
+            return
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(iter(self._verified))
+        finalize_layerwise_reload(self.model, self.model_config)
+        self._verified = []
+        if self.model_config.hf_text_config.tie_word_embeddings:
+            self._repack_heads()
+
+    def finish_weight_update(self) -> None:
+        """Nothing is left to do: `load` finished the model."""
+
+    def shutdown(self) -> None:
+        self._verified = []
+
+    def _check_layout(self, manifest: Manifest) -> None:
+        # vLLM accepts a partial set without an error, and then serves garbage from half-filled fused modules.
+        expected = _checkpoint_shapes(Path(self.model_config.model))
+        if self.model_config.hf_text_config.tie_word_embeddings:
+            expected.pop("lm_head.weight", None)
+        found = {entry.name: entry.shape for entry in manifest.tensors}
+        if self.model_config.hf_text_config.tie_word_embeddings:
+            found.pop("lm_head.weight", None)
+        for name in sorted(expected.keys() | found.keys()):
+            if expected.get(name) != found.get(name):
+                raise TornWeights(
+                    f"{manifest.path}: {name} has shape {found.get(name, 'none')}, "
+                    f"the checkpoint served has {expected.get(name, 'none')}"
+                )
+
+    def _repack_heads(self) -> None:
+        # A tied head keeps a packed copy of the embedding, which a reload of the embedding alone leaves stale.
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+
+def _checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(directory.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    return shapes
+
+
+def register() -> None:
+    """Make the engine known to vLLM, once a process."""
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, MappedWeightTransferEngine)
