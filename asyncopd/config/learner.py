@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -13,19 +13,29 @@ class OptimizerSection(Section):
     """`learner.optimizer`: AdamW, or Muon on the matrices and AdamW on the rest."""
 
     use: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the updates of matrices (torch.optim.Muon)."""
+
     lr: float = Field(1e-3, gt=0)
     """AdamW's learning rate."""
 
     matrix_lr: float = Field(0.02, gt=0)
     """Muon's learning rate, for matrices other than the embedding and the head."""
 
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.98)
+    """AdamW's decay rates of the first and second moment."""
+
     eps: float = Field(1e-8, gt=0)
+    """AdamW's term in the denominator."""
+
     weight_decay: float = Field(0.0, ge=0)
+    """Decoupled decay, of matrices only."""
+
     warmup_steps: int = Field(0, ge=0)
     """Steps of linear growth from 0."""
 
     schedule: Literal["constant", "cosine"] = "constant"
+    """What follows the warm-up."""
+
     final_lr_fraction: float = Field(0.05, ge=0, le=1)
     """Where the cosine ends."""
 

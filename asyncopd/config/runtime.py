@@ -13,14 +13,21 @@ class ThreadsSection(Section):
     """`runtime.threads`: compute threads of each role."""
 
     engine: int = Field(1, ge=1)
+    """Of the engine's process."""
+
     learner: int = Field(1, ge=1)
+    """Of the learner's process."""
+
     teacher: int = Field(1, ge=1)
+    """Of the teacher's process."""
 
 
 class RuntimeSection(Section):
     """`runtime`: where the roles live."""
 
     use: Literal["local"] = "local"
+    """`local`: one machine, a process a role."""
+
     threads: ThreadsSection = ThreadsSection()
 
     watchdog_s: float = Field(120, gt=0)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asyncopd.evaluate.evaluate import evaluate
 from asyncopd.records import StepReport, Version
-from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.channels import AsyncioChannel
 from asyncopd.runtime.journal import Journal
+from asyncopd.runtime.measure import measure_on
 from asyncopd.runtime.payloads import FilePayloadStore
 from asyncopd.runtime.prepare import Prepared
 from asyncopd.runtime.reporting import Reporter
@@ -95,7 +94,7 @@ async def run_once(
             service = roles.service
         if prepared.config.evaluation.teacher and "teacher" not in reporter.evaluations:
             reporter.stage("measuring the teacher")
-            async with serving(prepared, "teacher", prepared.teacher) as engine:
+            async with serving(prepared.config, "teacher", prepared.teacher) as engine:
                 await _measure(prepared, reporter, engine, "teacher")
         return reporter.summary(record.scheduler, metrics, service)
 
@@ -188,8 +187,4 @@ async def _measure(prepared: Prepared, reporter: Reporter, engine: Engine, name:
     if config.evaluation.tasks == 0 or name in reporter.evaluations:
         return
     reporter.stage(f"measuring {name.replace('_', ' ')} on {config.evaluation.tasks} held-out tasks")
-    section = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
-    async with AsyncExitStack() as stack:
-        pool = RolloutPool(engine, prepared.world.make, prepared.chat, section, config.run.seed)
-        stack.push_async_callback(pool.close)
-        reporter.evaluated(name, await evaluate(pool, prepared.world.test[: config.evaluation.tasks]))
+    reporter.evaluated(name, await measure_on(config, prepared.world, prepared.chat, engine))

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from asyncopd.config.root import TrainConfig
 from asyncopd.engines.start import start_engine
 from asyncopd.plugins import find
 from asyncopd.records import Version
@@ -45,7 +46,7 @@ async def open_roles(
         teacher = _teacher(prepared)
         stack.push_async_callback(teacher.close)
         started = await asyncio.gather(
-            _start_engine(prepared, "student-0", prepared.student),
+            _start_engine(config, "student-0", prepared.student),
             LearnerProcess.start(config, prepared.student, checkpoint),
             return_exceptions=True,
         )
@@ -69,17 +70,16 @@ async def open_roles(
 
 
 @asynccontextmanager
-async def serving(prepared: Prepared, name: str, directory: Path) -> AsyncIterator[Engine]:
+async def serving(config: TrainConfig, name: str, directory: Path) -> AsyncIterator[Engine]:
     """Have an engine on `directory`, for measuring a model that does not train."""
-    engine = await _start_engine(prepared, name, directory)
+    engine = await _start_engine(config, name, directory)
     try:
         yield engine
     finally:
         await engine.close()
 
 
-async def _start_engine(prepared: Prepared, name: str, directory: Path) -> Engine:
-    config = prepared.config
+async def _start_engine(config: TrainConfig, name: str, directory: Path) -> Engine:
     return await start_engine(
         name,
         directory,

@@ -10,6 +10,7 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ from asyncopd.scheduler import commands, events
 from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import Engine, Generation, Manifest, WeightSync
 from asyncopd.telemetry.metrics import Metrics
+
+_log = logging.getLogger(__name__)
 
 
 class RolloutStage:
@@ -75,6 +78,7 @@ class RolloutStage:
                 command.attempt, self._tasks[command.task], command.sample, command.min_version, on_turn
             )
         except RolloutError as error:
+            _log.warning("attempt %d is tried again: %s", command.attempt, error)
             self._loop.emit(events.RolloutFailed, attempt=command.attempt, reason=error.reason)
             return
         key = f"trajectory-{command.attempt}"

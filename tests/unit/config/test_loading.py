@@ -1,0 +1,95 @@
+"""Wrong configurations get one line that names field, value and remedy."""
+
+from __future__ import annotations
+
+import pytest
+
+from asyncopd.config.loading import dump, load, validate
+from asyncopd.config.root import TrainConfig
+from asyncopd.errors import UserError
+
+MINIMAL = {"student": {"model": "a"}, "teacher": {"model": "b"}, "environment": {"use": "calculator"}}
+
+
+def _error(data) -> str:
+    with pytest.raises(UserError) as caught:
+        validate(data, TrainConfig)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"shceduler": {}}, "unknown key 'shceduler', did you mean 'scheduler'?"),
+        ({"learner": {"optimizer": {"lrr": 1}}}, "unknown key 'learner.optimizer.lrr', did you mean 'lr'?"),
+        ({"run": {"seed": "x"}}, "'run.seed'"),
+        ({"run": {"steps": 0}}, "'run.steps'"),
+        ({"student": {}}, "'student.model' is required"),
+        ({"scheduler": {"batch_size": 8, "group_size": 3}}, "group_size 3 does not divide batch_size 8"),
+        ({"scheduler": {"publish_every": 4, "max_staleness": 2}}, "publish_every 4 is above max_staleness + 1 = 3"),
+        ({"scoring": {"cache": "http://x"}}, "'scoring.cache'"),
+        ({"learner": {"optimizer": {"lr": float("nan")}}}, "'learner.optimizer.lr'"),
+    ],
+)
+def test_each_mistake_is_named_with_its_field(change, said):
+    assert said in _error({**MINIMAL, **change})
+
+
+def test_all_mistakes_are_said_at_once():
+    message = _error({**MINIMAL, "run": {"seed": -1, "steps": "many"}})
+    assert "'run.seed'" in message
+    assert "'run.steps'" in message
+
+
+def test_overrides_apply_in_order_and_make_missing_sections(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("student: {model: a}\nteacher: {model: b}\nenvironment: {use: calculator}\n")
+    config = load(path, ["run.steps=5", "run.steps=7", "environment.options.depth=[1, 2]"], TrainConfig)
+    assert config.run.steps == 7
+    assert config.environment.options == {"depth": [1, 2]}
+
+
+@pytest.mark.parametrize("override", ["run.steps", "=3", "run..steps=3"])
+def test_a_malformed_override_is_refused(tmp_path, override):
+    path = tmp_path / "c.yaml"
+    path.write_text("student: {model: a}\n")
+    with pytest.raises(UserError, match="section.field=value"):
+        load(path, [override], TrainConfig)
+
+
+@pytest.mark.parametrize(("text", "said"), [("a: [", "is not YAML"), ("- 1", "holds a list"), ("", "holds a NoneType")])
+def test_a_file_that_is_no_mapping_is_refused(tmp_path, text, said):
+    path = tmp_path / "c.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=said):
+        load(path, [], TrainConfig)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(UserError, match="nowhere.yaml: there is no such file"):
+        load(tmp_path / "nowhere.yaml", [], TrainConfig)
+
+
+def test_a_dumped_configuration_loads_equal(tmp_path):
+    config = validate({**MINIMAL, "run": {"dir": "x y", "seed": 3}}, TrainConfig)
+    path = tmp_path / "c.yaml"
+    path.write_text(dump(config))
+    assert load(path, [], TrainConfig) == config
+
+
+def _sections(kind):
+    yield kind
+    for field in kind.model_fields.values():
+        if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+            yield from _sections(field.annotation)
+
+
+def test_every_scalar_field_that_is_not_self_evident_is_documented():
+    undocumented = [
+        f"{section.__name__}.{name}"
+        for section in _sections(TrainConfig)
+        for name, field in section.model_fields.items()
+        if field.description is None and not hasattr(field.annotation, "model_fields")
+    ]
+    assert undocumented == []
