@@ -38,3 +38,7 @@ def main() -> None:
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         raise SystemExit(_INTERRUPTED) from None
+
+
+if __name__ == "__main__":
+    main()
