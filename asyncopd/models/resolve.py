@@ -58,6 +58,15 @@ def resolve(name: str) -> Path:
     return _from_hub(name)
 
 
+def resolve_template(name: str) -> Path:
+    """Return the Jinja file that `name` names: a path, or `package:MODULE/PATH`. Raises `UserError`."""
+    scheme, _, rest = name.partition(":")
+    path = _package_data(name, rest) if scheme == "package" and rest else Path(name).expanduser()
+    if not path.is_file():
+        raise UserError("chat_template", f"there is no file {path}", "give a Jinja file or package:MODULE/PATH")
+    return path
+
+
 def _checkpoint(name: str, path: Path) -> Path:
     if not (path / "config.json").is_file():
         why = f"{path} holds no config.json" if path.is_dir() else f"there is no directory {path}"
