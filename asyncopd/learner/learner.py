@@ -91,6 +91,9 @@ class Learner:
                 metrics["loss"] += self._accumulate([members[index] for index in group], tokens, measures)
             metrics["grad_norm"] = self._update(members)
         averages = measures.averages()
+        metrics |= averages
+        if self.objective.needs.behaviour:
+            metrics |= measures.ratio_metrics()
         self._objective_state = dict(self.objective.update(self._objective_state, averages))
         self._staleness.observe(measures.exact_differences())
         self.step_count += 1
@@ -99,7 +102,7 @@ class Learner:
             step=batch.step,
             tokens=sum(attempt.trained for attempt in attempts),
             attempts=attempts,
-            metrics=metrics | averages | measures.ratio_metrics(),
+            metrics=metrics,
             lag_histogram=measures.lag_histogram(),
             seconds=time.perf_counter() - started,
         )

@@ -12,6 +12,7 @@ import numpy as np
 
 from asyncopd.learner.member import Member
 from asyncopd.learner.staleness import Verdict
+from asyncopd.objectives.ratios import MAX_LOG_RATIO
 from asyncopd.records import AttemptReport, Batch, LossMask
 
 
@@ -54,14 +55,19 @@ class Measures:
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
     def ratio_metrics(self) -> dict[str, float]:
-        """Return metrics of ρ = π/μ and of freshness over all forwarded tokens; empty where there are none."""
+        """Return metrics of ρ = π/μ and of freshness over all forwarded tokens; empty where there are none.
+
+        `ratio_ess` is the effective share of tokens under ρ. `ratio_held_share` is that of tokens whose
+        ratio is held at its limit, a bias. `logprob_diff_*` compare engine and learner at equal weights.
+        """
         if not self._members:
             return {}
         log_ratio = np.concatenate(self._log_ratios).astype(np.float64)
-        ratio = np.exp(np.minimum(log_ratio - log_ratio.max(), 0))
+        ratio = np.exp(log_ratio - log_ratio.max())
         lengths = np.array([len(member) for member in self._members])
         metrics = {
             "log_ratio_abs_mean": float(np.abs(log_ratio).mean()),
+            "ratio_held_share": float((np.abs(log_ratio) > MAX_LOG_RATIO).mean()),
             "ratio_ess": float(ratio.sum() ** 2 / (ratio**2).sum() / len(ratio)),
             "freshness_mean": float(np.average([v.freshness for v in self._verdicts], weights=lengths)),
             "weight_mean": float(np.average([v.weight for v in self._verdicts], weights=lengths)),
