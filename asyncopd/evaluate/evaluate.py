@@ -13,6 +13,9 @@ from asyncopd.evaluate.interval import wilson
 from asyncopd.records import Outcome, Task, Trajectory, Version
 from asyncopd.rollout.pool import RolloutError, RolloutPool
 
+INITIAL = Version(0, 0)
+SAMPLE = 0
+
 
 class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     """Share of successes among `tasks` tasks, with its 95 % interval.
@@ -30,9 +33,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
 
 
-async def evaluate(
-    pool: RolloutPool, tasks: Sequence[Task], *, max_retries: int, min_version: Version = Version(0, 0), sample: int = 0
-) -> Evaluation:
+async def evaluate(pool: RolloutPool, tasks: Sequence[Task], *, min_version: Version = INITIAL) -> Evaluation:
     """Live each task once and count successes; the pool's section says how.
 
     An episode that comes to nothing through no fault of the agent is tried `max_retries` more times, then
@@ -41,10 +42,7 @@ async def evaluate(
     began = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            runs = [
-                group.create_task(_live(pool, task, sample, index * (max_retries + 1), max_retries, min_version))
-                for index, task in enumerate(tasks)
-            ]
+            runs = [group.create_task(_live(pool, task, index, min_version)) for index, task in enumerate(tasks)]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     ended = [run.result() for run in runs]
@@ -68,18 +66,13 @@ async def evaluate(
     )
 
 
-async def _live(
-    pool: RolloutPool, task: Task, sample: int, first: int, max_retries: int, min_version: Version
-) -> Trajectory | RolloutError:
+async def _live(pool: RolloutPool, task: Task, index: int, min_version: Version) -> Trajectory | RolloutError:
     """Return the record of the first try that has one, or why the last had none."""
-    for retry in range(max_retries + 1):
+    tries = pool.section.max_retries + 1
+    for retry in range(tries):
+        attempt = -1 - (index * tries + retry)  # negative, as those of training are not
         try:
-            return await pool.run(_number(first + retry), task, sample, min_version)
+            return await pool.run(attempt, task, SAMPLE, min_version)
         except RolloutError as error:
             last = error
     return last
-
-
-def _number(index: int) -> int:
-    """Return the attempt number of a measured try: negative, as those of training are not."""
-    return -1 - index

@@ -48,5 +48,5 @@ async def _close(environment: Environment) -> None:
     try:
         async with asyncio.timeout(CLOSE_TIMEOUT_S):
             await environment.close()
-    except Exception:  # a failing close must not hide why the episode ended
+    except Exception:  # noqa: BLE001 - a failing close must not hide why the episode ended
         _log.exception("closing an environment failed: %s", type(environment).__name__)

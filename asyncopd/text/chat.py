@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -44,11 +44,12 @@ class Chat:
             )
         self._tokenizer = tokenizer
         self._template = template
-        self._tools = [tool.for_template() for tool in tools] or None
-        self._special = SpecialText(tokenizer, template)
+        self._tools: list[dict[Any, Any] | Callable[..., Any]] | None = [tool.for_template() for tool in tools] or None
+        self._special = SpecialText(tokenizer)
         self._end_id = self._find_end()
-        self._end_text = tokenizer.convert_ids_to_tokens(self._end_id)
-        self.stop_ids: tuple[int, ...] = tuple(sorted({self._end_id, tokenizer.eos_token_id or self._end_id}))
+        self._end_text = self._text([self._end_id])
+        ends = {self._end_id} if tokenizer.eos_token_id is None else {self._end_id, tokenizer.eos_token_id}
+        self.stop_ids: tuple[int, ...] = tuple(sorted(ends))
         """Ids after any of which an assistant turn is complete."""
 
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
@@ -93,7 +94,10 @@ class Chat:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of a sampled turn: special tokens kept, a final stop token left off."""
         said = ids[:-1] if len(ids) and ids[-1] in self.stop_ids else ids
-        text = self._tokenizer.decode(list(said), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return self._text(said)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         assert isinstance(text, str)
         return text
 

@@ -11,21 +11,24 @@ if TYPE_CHECKING:
 BREAK = "\ufdd0"
 """Unicode reserves this noncharacter for internal use: it marks where text must be cut, and is never encoded."""
 
+_BRACKETED = re.compile(r"<.*>|\[.*\]", re.DOTALL)
+
 
 class SpecialText:
     """Encodes rendered conversations.
 
-    A token is structural if the tokenizer calls it special, or added it and the chat template writes it
-    (`<tool_call>` in many vocabularies). Text that was disarmed has a `BREAK` inside each occurrence of
-    one, and its two sides are encoded apart, so that no structural id can come of it.
+    A token is structural if the tokenizer calls it special, or added it in brackets, as many do with
+    `<tool_call>` and `<think>`; other added tokens are runs of spaces and plain words. Text that was
+    disarmed has a `BREAK` inside each occurrence of a structural one, and its two sides are encoded apart,
+    so that no structural id can come of it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, chat_template: str) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         structural = {
             str(token)
             for token in tokenizer.added_tokens_decoder.values()
-            if len(str(token)) > 1 and (token.special or str(token) in chat_template)
+            if len(str(token)) > 1 and (token.special or _BRACKETED.fullmatch(str(token)))
         }
         alternatives = "|".join(re.escape(text) for text in sorted(structural))
         # A lookahead finds overlapping occurrences too; no alternative must never match the empty text.

@@ -27,7 +27,9 @@ def parse(text: str, turn: int = 0) -> tuple[str, list[ToolCall]]:
     What cannot be read as a call becomes a `ToolCall` with `error` and stays in the content, verbatim.
     Ids are `call_TURN_INDEX`.
     """
-    content, calls, position = [], [], 0
+    content: list[str] = []
+    calls: list[ToolCall] = []
+    position = 0
     while (start := text.find(OPEN, position)) >= 0:
         content.append(text[position:start])
         call_id = f"call_{turn}_{len(calls)}"
