@@ -11,7 +11,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """An order to the runtime."""
 
 
-class StartAttempt(Command):
+class StartAttempt(Command, frozen=True):
     """Roll out task number `task` of the training split; every request carries `min_version`.
 
     `sample` is the index of the attempt's sample of that task, inherited by retries, so that seeds are too.
@@ -27,7 +27,7 @@ class StartAttempt(Command):
     parent: int | None = None
 
 
-class ScoreAttempt(Command):
+class ScoreAttempt(Command, frozen=True):
     """Have the teacher score the trajectory under `payload`; `step` is the ticket, for priority."""
 
     attempt: int
@@ -47,41 +47,43 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     weight: float
 
 
-class TrainStep(Command):
+class TrainStep(Command, frozen=True):
     """Take optimizer step `step` with these members, in ticket order."""
 
     step: int
     members: tuple[Member, ...]
 
 
-class PublishWeights(Command):
+class PublishWeights(Command, frozen=True):
     """Bring every engine to `version`."""
 
     version: Version
 
 
-class SaveCheckpoint(Command):
+class SaveCheckpoint(Command, frozen=True):
     """Make everything up to version `step` durable."""
 
     step: int
 
 
-class ReleasePayloads(Command):
+class ReleasePayloads(Command, frozen=True):
     """These payload keys will never be asked for again."""
 
     keys: tuple[str, ...]
 
 
-class FinishRun(Command):
+class FinishRun(Command, frozen=True):
     """All steps are trained, or all that was wanted before a stop; nothing more will be commanded."""
 
     reason: str
 
 
-class FailRun(Command):
+class FailRun(Command, frozen=True):
     """The run cannot go on; `reason` is for the user."""
 
     reason: str
 
 
-AnyCommand = StartAttempt | ScoreAttempt | TrainStep | PublishWeights | SaveCheckpoint | ReleasePayloads | FinishRun | FailRun
+AnyCommand = (
+    StartAttempt | ScoreAttempt | TrainStep | PublishWeights | SaveCheckpoint | ReleasePayloads | FinishRun | FailRun
+)

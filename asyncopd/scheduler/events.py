@@ -13,20 +13,20 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     time: float
 
 
-class EngineReady(Event):
+class EngineReady(Event, frozen=True):
     """An engine serves `version` from now on: it started, or an update was committed."""
 
     engine: str
     version: Version
 
 
-class EngineLost(Event):
+class EngineLost(Event, frozen=True):
     """An engine serves nothing any more."""
 
     engine: str
 
 
-class TurnGenerated(Event):
+class TurnGenerated(Event, frozen=True):
     """An engine returned `tokens` tokens for an attempt, finished or aborted; versions are of its tokens."""
 
     attempt: int
@@ -35,20 +35,20 @@ class TurnGenerated(Event):
     last: Version
 
 
-class RolloutFinished(Event):
+class RolloutFinished(Event, frozen=True):
     """An episode ended and its trajectory is durable. `trainable = 0` leaves nothing to score."""
 
     meta: TrajectoryMeta
 
 
-class RolloutFailed(Event):
+class RolloutFailed(Event, frozen=True):
     """An episode came to nothing through no fault of the agent; its ticket returns for a retry."""
 
     attempt: int
     reason: str
 
 
-class Scored(Event):
+class Scored(Event, frozen=True):
     """The teacher's scores of an attempt are durable under `payload`; `unscored` tokens teach nothing."""
 
     attempt: int
@@ -56,27 +56,27 @@ class Scored(Event):
     unscored: int = 0
 
 
-class StepTrained(Event):
+class StepTrained(Event, frozen=True):
     """The learner turned version k into k + 1."""
 
     step: int
     attempts: tuple[AttemptReport, ...]
 
 
-class CheckpointSaved(Event):
+class CheckpointSaved(Event, frozen=True):
     """All training up to version `step` is durable; what it trained on may be forgotten."""
 
     step: int
 
 
-class RolledBack(Event):
+class RolledBack(Event, frozen=True):
     """The learner was restored to `step`; a new timeline begins, and nothing is rolling."""
 
     timeline: int
     step: int
 
 
-class StopRequested(Event):
+class StopRequested(Event, frozen=True):
     """Someone wants the run to end early; no more attempts are admitted."""
 
     reason: str
