@@ -137,6 +137,9 @@ class VllmEngine:
     async def close(self) -> None:
         """End the engine's process; requests under way raise `EngineDied`."""
         self._lifeline.sever("was closed")
+        if self._llm.output_handler is not None:
+            self._llm.output_handler.cancel()  # or it reports the core's orderly end as a failure
+            await asyncio.wait({self._llm.output_handler})
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
 
 

@@ -49,9 +49,7 @@ def write_tensors(path: str, version: Version, named_tensors: Iterable[tuple[str
     return Manifest(version=version, path=path, tensors=tuple(entries), checksum=checksum)
 
 
-def _write_body(
-    file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]]
-) -> tuple[list[TensorEntry], int]:
+def _write_body(file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry], int]:
     hasher = xxhash.xxh3_64()
     entries: list[TensorEntry] = []
     file.seek(_HEADER.size)
