@@ -147,7 +147,9 @@ class WeightSource(Protocol):
 
 
 class WeightReceiver(Protocol):
-    """An engine's side of an update, called in this order; `thaw` follows a failure too."""
+    """The side of engine `name` in an update, called in this order; `thaw` follows a failure too."""
+
+    name: str
 
     async def freeze(self) -> None: ...
 

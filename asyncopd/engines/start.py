@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+from pathlib import Path
 from typing import Any
 
 from asyncopd.config.engine import EngineSection
@@ -15,7 +16,7 @@ from asyncopd.seams import Engine
 
 async def start_engine(
     name: str,
-    directory: str,
+    directory: Path,
     section: EngineSection,
     *,
     dtype: Dtype,

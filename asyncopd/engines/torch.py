@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
@@ -23,6 +23,7 @@ from asyncopd.engines.decoder import Decoder, Row
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, tokens_left
+from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.mapped import TornWeights, map_tensors
 from asyncopd.records import Draws, Version
 from asyncopd.seams import DrawSpec, EngineCapabilities, GenerateRequest, Generation, Manifest
@@ -49,13 +50,13 @@ class TorchEngine:
         self._server = _Server(decoder, thread, section.max_concurrent)
         self._task = asyncio.create_task(self._server.run(), name=f"engine-{name}")
         self._task.add_done_callback(self._ended)
-        self.receiver = TorchReceiver(self._server, self._gate, self._lifeline)
+        self.receiver = TorchReceiver(name, self._server, self._gate, self._lifeline)
 
     @classmethod
     async def start(
         cls,
         name: str,
-        directory: str,
+        directory: Path,
         section: EngineSection,
         *,
         dtype: Dtype,
@@ -66,13 +67,12 @@ class TorchEngine:
     ) -> TorchEngine:
         """Serve the checkpoint in `directory` as `version`. `seed` is not needed: requests bring their own.
 
-        Raises `TimeoutError` after `section.start_timeout_s`, and `OSError` for what is no checkpoint.
+        Raises `TimeoutError` after `section.start_timeout_s`, and `UserError` for what is no checkpoint.
         """
         thread = ThreadPoolExecutor(1, f"engine-{name}", initializer=torch.set_num_threads, initargs=(threads,))
 
         def load() -> Decoder:
-            model = AutoModelForCausalLM.from_pretrained(directory, dtype=dtype, local_files_only=True)
-            return Decoder(model.eval().requires_grad_(False))
+            return Decoder(load_causal_lm(directory, dtype).requires_grad_(False))
 
         try:
             async with asyncio.timeout(section.start_timeout_s):
@@ -181,7 +181,8 @@ class _Server:
 class TorchReceiver:
     """Implements `seams.WeightReceiver` for one `TorchEngine`."""
 
-    def __init__(self, server: _Server, gate: Gate, lifeline: Lifeline) -> None:
+    def __init__(self, name: str, server: _Server, gate: Gate, lifeline: Lifeline) -> None:
+        self.name = name
         self._server = server
         self._gate = gate
         self._lifeline = lifeline

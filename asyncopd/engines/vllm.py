@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -47,13 +48,13 @@ class VllmEngine:
         self._llm = llm
         self._gate = Gate(version)
         self._lifeline = Lifeline(name)
-        self.receiver = VllmReceiver(llm, self._gate, self._lifeline)
+        self.receiver = VllmReceiver(name, llm, self._gate, self._lifeline)
 
     @classmethod
     async def start(
         cls,
         name: str,
-        directory: str,
+        directory: Path,
         section: EngineSection,
         *,
         dtype: Dtype,
@@ -146,7 +147,8 @@ class VllmEngine:
 class VllmReceiver:
     """Implements `seams.WeightReceiver` for one `VllmEngine`."""
 
-    def __init__(self, llm: AsyncLLM, gate: Gate, lifeline: Lifeline) -> None:
+    def __init__(self, name: str, llm: AsyncLLM, gate: Gate, lifeline: Lifeline) -> None:
+        self.name = name
         self._llm = llm
         self._gate = gate
         self._lifeline = lifeline

@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import huggingface_hub.constants  # noqa: F401 - reads its variables now, before they say "offline"
@@ -51,7 +52,7 @@ def vllm_environment(threads: int) -> Iterator[None]:
 
 
 async def launch(
-    directory: str, section: EngineSection, *, dtype: Dtype, threads: int, seed: int, max_logprobs: int
+    directory: Path, section: EngineSection, *, dtype: Dtype, threads: int, seed: int, max_logprobs: int
 ) -> AsyncLLM:
     """Start vLLM in a thread, so that the event loop goes on; given up, it leaves no process behind."""
     before = set(multiprocessing.active_children())
@@ -74,7 +75,7 @@ def _discard(task: asyncio.Task[AsyncLLM]) -> None:
 
 
 def _construct(
-    directory: str, section: EngineSection, dtype: Dtype, threads: int, seed: int, max_logprobs: int
+    directory: Path, section: EngineSection, dtype: Dtype, threads: int, seed: int, max_logprobs: int
 ) -> AsyncLLM:
     with vllm_environment(threads):
         from vllm.config import WeightTransferConfig
@@ -91,7 +92,7 @@ def _construct(
             else {"gpu_memory_utilization": section.gpu_memory_fraction}
         )
         arguments = AsyncEngineArgs(
-            model=directory,
+            model=str(directory),
             skip_tokenizer_init=True,
             generation_config="vllm",  # sampling is the request's alone, nothing from the checkpoint
             dtype=dtype,

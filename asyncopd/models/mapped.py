@@ -30,7 +30,7 @@ class TornWeights(RuntimeError):
     """A mapped file is not what its manifest says; the message names the file and what differs."""
 
 
-def write_tensors(path: str, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+def write_tensors(path: str | Path, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
     """Write `named_tensors` (float32 or bfloat16, any device) to `path`, replacing it in one step.
 
     Raises `ValueError` for another dtype and `OSError` where the directory is full or cannot be written;
@@ -46,7 +46,7 @@ def write_tensors(path: str, version: Version, named_tensors: Iterable[tuple[str
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return Manifest(version=version, path=path, tensors=tuple(entries), checksum=checksum)
+    return Manifest(version=version, path=str(path), tensors=tuple(entries), checksum=checksum)
 
 
 def _write_body(file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry], int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 from asyncopd.records import Version
@@ -27,12 +27,12 @@ class PublishFailed(RuntimeError):
 class ShmWeightSync:
     """Implements `seams.WeightSync` with one mapped file on this machine.
 
-    `receivers` are by engine name; `directory` is where the file may lie. The sender may take `timeout_s`
+    `directory` is where the file may lie. The sender may take `timeout_s`
     seconds, and so may everything from freeze to commit, and thaw.
     """
 
-    def __init__(self, receivers: Mapping[str, WeightReceiver], directory: Path, timeout_s: float) -> None:
-        self._receivers = dict(receivers)
+    def __init__(self, receivers: Sequence[WeightReceiver], directory: Path, timeout_s: float) -> None:
+        self._receivers = tuple(receivers)
         self._directory = OwnedDirectory(directory)
         self._timeout_s = timeout_s
         self._one_at_a_time = asyncio.Lock()
@@ -81,11 +81,11 @@ class ShmWeightSync:
     async def _all(
         self, phase: str, action: Callable[[WeightReceiver], Awaitable[None]], version: Version, deadline: float
     ) -> None:
-        async def one(name: str, receiver: WeightReceiver) -> None:
-            async with self._phase(f"engine {name}", phase, version, deadline):
+        async def one(receiver: WeightReceiver) -> None:
+            async with self._phase(f"engine {receiver.name}", phase, version, deadline):
                 await action(receiver)
 
-        results = await asyncio.gather(*(one(*item) for item in self._receivers.items()), return_exceptions=True)
+        results = await asyncio.gather(*map(one, self._receivers), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -60,7 +60,7 @@ class Receiver:
 async def test_engines_pass_each_phase_together_after_the_sender(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receivers = {name: Receiver(name, log) for name in ("quick", "slow")}
-    sync = ShmWeightSync(receivers, tmp_path, 5)
+    sync = ShmWeightSync(receivers.values(), tmp_path, 5)
     report = await sync.publish(VERSION, Source(log))
     assert [phase for _, phase in log] == ["send", *(p for p in ("freeze", "receive", "commit", "thaw") for _ in "12")]
     assert all(torch.equal(receiver.weights, torch.ones(3)) for receiver in receivers.values())
@@ -75,7 +75,7 @@ async def test_engines_pass_each_phase_together_after_the_sender(tmp_path: Path)
 async def test_a_fault_in_any_phase_is_named_and_every_engine_is_thawed(tmp_path: Path, phase: str, hang: bool) -> None:
     log: list[tuple[str, str]] = []
     receivers = {"good": Receiver("good", log), "bad": Receiver("bad", log, phase, hang=hang)}
-    sync = ShmWeightSync(receivers, tmp_path, 0.1)
+    sync = ShmWeightSync(receivers.values(), tmp_path, 0.1)
     what = "did not end within 0.1 s" if hang else "failed: no luck"
     with pytest.raises(PublishFailed, match=rf"^engine bad: {phase} of version 0\.1 {what}"):
         await sync.publish(VERSION, Source(log))
@@ -94,7 +94,7 @@ async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync({"engine": Receiver("engine", log)}, tmp_path, 5)
+    sync = ShmWeightSync([Receiver("engine", log)], tmp_path, 5)
     with pytest.raises(PublishFailed, match=r"the learner: send of version 0\.1 failed: .*No space left"):
         await sync.publish(VERSION, Dead())
     assert log == []
@@ -104,7 +104,7 @@ async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
 async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receiver = Receiver("engine", log, "receive", hang=True)
-    sync = ShmWeightSync({"engine": receiver}, tmp_path, 60)
+    sync = ShmWeightSync([receiver], tmp_path, 60)
     publishing = asyncio.create_task(sync.publish(VERSION, Source(log)))
     await receiver.faulty.wait()
     publishing.cancel()
@@ -116,7 +116,7 @@ async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
 
 async def test_publishes_do_not_overlap(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync({"slow": Receiver("slow", log)}, tmp_path, 5)
+    sync = ShmWeightSync([Receiver("slow", log)], tmp_path, 5)
     await asyncio.gather(*(sync.publish(Version(0, step), Source(log)) for step in (1, 2)))
     assert [phase for _, phase in log] == ["send", "freeze", "receive", "commit", "thaw"] * 2
     sync.close()
