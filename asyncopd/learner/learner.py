@@ -27,6 +27,7 @@ from asyncopd.learner.staleness import Staleness
 from asyncopd.learner.state import atomic_directory, export_checkpoint, save_tensors
 from asyncopd.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from asyncopd.models.packing import balanced_groups
+from asyncopd.models.resolve import resolve_template
 from asyncopd.objectives.presets import build
 from asyncopd.records import Batch, StepReport
 from asyncopd.seams import Objective
@@ -138,7 +139,7 @@ class Learner:
     def export(self, directory: Path) -> None:
         """Write an ordinary Hugging Face checkpoint in serving dtype, with tokenizer and chat template, atomically."""
         template = self._model_section.chat_template
-        tokenizer = load_tokenizer(self._directory, None if template is None else Path(template))
+        tokenizer = load_tokenizer(self._directory, None if template is None else resolve_template(template))
         with atomic_directory(directory) as scratch:
             export_checkpoint(self._model, dict(self.named_tensors()), scratch)
             tokenizer.save_pretrained(scratch)

@@ -13,7 +13,7 @@ import numpy as np
 from asyncopd.learner.member import Member
 from asyncopd.learner.staleness import Verdict
 from asyncopd.objectives.ratios import MAX_LOG_RATIO
-from asyncopd.records import AttemptReport, Batch, LossMask
+from asyncopd.records import AttemptReport, Batch, LossMask, Sample
 
 
 class Measures:
@@ -79,31 +79,33 @@ class Measures:
         return metrics
 
     def attempts(self, batch: Batch) -> list[AttemptReport]:
-        """Return one report an attempt, in the order of the batch.
-
-        `trained + Σ masked` is its tokens of mask 1: what was masked before is not counted again.
-        """
-        found: dict[int, list[int]] = defaultdict(list)
+        """Return one report an attempt, in the order of the batch; `trained + Σ masked` is all it generated."""
+        members: dict[int, list[int]] = defaultdict(list)
+        samples: dict[int, list[Sample]] = defaultdict(list)
         for index, member in enumerate(self._members):
-            found[member.attempt].append(index)
-        trainable: dict[int, int] = defaultdict(int)
-        domains: dict[int, str] = {}
+            members[member.attempt].append(index)
         for sample in batch.samples:
-            trainable[sample.attempt] += len(sample.segment.trained_rows)
-            domains[sample.attempt] = sample.domain
-        return [self._report(attempt, domains[attempt], trainable[attempt], found[attempt]) for attempt in domains]
+            samples[sample.attempt].append(sample)
+        return [self._report(samples[attempt], members[attempt]) for attempt in samples]
 
-    def _report(self, attempt: int, domain: str, trainable: int, indices: list[int]) -> AttemptReport:
+    def _report(self, samples: list[Sample], indices: list[int]) -> AttemptReport:
         members = [self._members[index] for index in indices]
         verdicts = [self._verdicts[index] for index in indices]
         lengths = [len(member) for member in members]
+        masked = Counter[str]()
+        for sample in samples:
+            codes, counts = np.unique(sample.segment.loss_mask_T, return_counts=True)
+            masked.update({LossMask(code).reason: int(count) for code, count in zip(codes, counts, strict=True)})
+        trainable = masked.pop(LossMask.TRAIN.reason, 0)
+        masked.pop(LossMask.CONTEXT.reason, 0)
         stale = sum(len(member) for member, v in zip(members, verdicts, strict=True) if v.weight == 0)
-        masked = {LossMask.FRESHNESS.reason: stale, LossMask.UNSCORED.reason: trainable - sum(lengths)}
+        unscored = trainable - sum(lengths)
+        masked.update({LossMask.FRESHNESS.reason: stale, LossMask.UNSCORED.reason: unscored})
         lag = np.concatenate([member.lag_R for member in members]) if members else np.zeros(1)
         return AttemptReport(
-            attempt=attempt,
-            domain=domain,
-            trained=trainable - sum(masked.values()),
+            attempt=samples[0].attempt,
+            domain=samples[0].domain,
+            trained=trainable - stale - unscored,
             masked={reason: count for reason, count in masked.items() if count},
             freshness=float(np.average([v.freshness for v in verdicts], weights=lengths)) if members else 1.0,
             lag_mean=float(lag.mean()),
