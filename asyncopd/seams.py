@@ -231,6 +231,7 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     teaches: bool = True
 
 
+@runtime_checkable
 class ExpertEnvironment(Environment, Protocol):
     """An environment that can be shown how to be solved.
 
@@ -335,10 +336,15 @@ class PayloadStore(Protocol):
 class Objective(Protocol):
     """A loss the learner can sum without knowing its name; see `asyncopd.objectives`.
 
-    `needs` names what the learner must compute once for it; `terms` returns a loss per trained token.
+    `needs` names what the learner must compute once for it; `support` is what it needs of the teacher.
+    `terms` returns a loss per trained token.
     """
 
-    needs: Any
+    @property
+    def needs(self) -> Any: ...
+
+    @property
+    def support(self) -> Support | None: ...
 
     def stats(self, context: Any) -> Any: ...
 

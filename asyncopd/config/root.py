@@ -16,7 +16,7 @@ from asyncopd.config.runtime import RuntimeSection
 from asyncopd.config.scheduler import SchedulerSection
 from asyncopd.config.scoring import ScoringSection
 from asyncopd.config.section import Section
-from asyncopd.config.sft import DemonstrationsSection, StopSection
+from asyncopd.config.sft import DemonstrationsSection, InitialiseSection, StopSection
 from asyncopd.config.teacher import TeacherSection
 from asyncopd.config.weights import WeightsSection
 
@@ -44,6 +44,7 @@ class SftConfig(Section):
 
     run: RunSection = RunSection()
     student: ModelSection
+    initialise: InitialiseSection | None = None
     environment: EnvironmentSection
     demonstrations: DemonstrationsSection = DemonstrationsSection()
     batch_size: int = Field(48, ge=1)

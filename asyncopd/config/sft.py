@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
 from asyncopd.config.section import Section
 
 
+class InitialiseSection(Section):
+    """`initialise`: a function that writes a new model into the directory `student.model`, if none is there."""
+
+    use: str = Field(pattern=r"^[\w.]+:\w+$")
+    """`module:function`; it is called with the directory, and the options by name."""
+
+    options: dict[str, Any] = {}
+
+
 class DemonstrationsSection(Section):
-    """`demonstrations`: episodes of an expert."""
+    """`demonstrations`: episodes of an expert. What it does wrong on purpose is an option of its environment."""
 
     agent: Literal["expert"] = "expert"
     """The environment's scripted expert."""
 
-    error_rate: float = Field(0.0, ge=0, le=1)
-    """Share of episodes that begin with a wrong call and the recovery from it."""
+    episodes: int = Field(4000, ge=1)
+    """Episodes to record, one for each task until the tasks are used up; longer trainings repeat them."""
 
     train_on_errors: bool = False
-    """Whether the wrong calls are trained on (to weaken a student) or only seen."""
-
-    epochs_seed: int = Field(0, ge=0)
-    """Seeds the order and the errors."""
+    """Whether what the expert does wrong on purpose is taught (to weaken a student) or only seen."""
 
 
 class StopSection(Section):
-    """`stop`: end as soon as measured success reaches `success`."""
+    """`stop`: end as soon as measured success has risen, or fallen, to `success`."""
 
     success: float = Field(gt=0, le=1)
     every: int = Field(5, ge=1)
