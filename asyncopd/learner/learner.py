@@ -63,7 +63,7 @@ class Learner:
         self._model_section = model
         self._section = section
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = load_causal_lm(directory, "float32").to(self._device)
+        self._model = load_causal_lm(directory, "float32").to(self._device)  # type: ignore[arg-type]
         self._forward = Forward(
             self._model,
             temperature=temperature,

@@ -47,13 +47,14 @@ def member_of(sample: Sample, needs: Needs, step: int) -> Member | None:
     """Return what optimizer step `step` computes for `sample`; None where it teaches nothing or lacks its scores."""
     segment = sample.segment
     rows_R = segment.trained_rows
-    if not len(rows_R) or (needs.support is not None and sample.scores is None):
+    scores = sample.scores
+    if not len(rows_R) or (needs.support is not None and scores is None):
         return None
     assert rows_R[0] > 0, f"attempt {sample.attempt}: a segment's first token has no context to be predicted from"
     support_ids_RK = np.zeros((len(rows_R), 0), dtype=np.int64)
     teacher_RK = np.zeros((len(rows_R), 0), dtype=np.float32)
-    if needs.support is not None:
-        scores = sample.scores.narrowed(needs.support)
+    if needs.support is not None and scores is not None:
+        scores = scores.narrowed(needs.support)
         support_ids_RK, teacher_RK = scores.ids_RK.astype(np.int64), scores.logp_RK
         assert len(teacher_RK) == len(rows_R), f"attempt {sample.attempt}: {len(teacher_RK)} scores, {len(rows_R)} rows"
     behaviour_R = segment.logp_T[rows_R]

@@ -19,7 +19,7 @@ class Optimizer:
     def __init__(self, model: PreTrainedModel, section: OptimizerSection, steps: int) -> None:
         self._section = section
         self._steps = steps
-        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
         hidden = [p for p in self._names if p.ndim == 2 and p not in ends] if section.use == "muon" else []
         rest = [p for p in self._names if p not in set(hidden)]
@@ -79,7 +79,7 @@ def lr_factor(step: int, steps: int, section: OptimizerSection) -> float:
     return section.final_lr_fraction + (1 - section.final_lr_fraction) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _adamw(parameters: list[torch.nn.Parameter], section: OptimizerSection) -> torch.optim.AdamW:
+def _adamw(parameters: list[torch.Tensor], section: OptimizerSection) -> torch.optim.AdamW:
     """Return AdamW; weight decay acts on matrices, since shrinking gains and biases only shrinks the signal."""
     groups = [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": section.weight_decay},

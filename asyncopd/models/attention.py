@@ -46,9 +46,9 @@ def packed_attention(
     assert attention_mask is None, "packed attention builds its own masks"
     outputs = []
     for start, stop in itertools.pairwise(boundaries):
-        parts = (states[:, :, start:stop] for states in (query_1HTD, key_1GTD, value_1GTD))
-        mask = _window_mask(stop - start, sliding_window, query_1HTD.device)
-        outputs.append(sdpa_attention_forward(module, *parts, mask, **options)[0])
+        query, key, value = (states[:, :, start:stop] for states in (query_1HTD, key_1GTD, value_1GTD))
+        mask = _window_mask(stop - start, sliding_window, query.device)
+        outputs.append(sdpa_attention_forward(module, query, key, value, mask, **options)[0])
     return torch.cat(outputs, dim=1), None
 
 

@@ -31,9 +31,10 @@ def build(section: ObjectiveSection) -> Objective:
     try:
         return find("asyncopd.objectives", section.use)(section)
     except UnknownPlugin as error:
+        problem = f"{section.use!r} is neither a preset nor an entry point of 'asyncopd.objectives' nor module:Class"
         near = difflib.get_close_matches(section.use, PRESETS, n=1)
         remedy = f"did you mean {near[0]!r}?" if near else f"presets: {', '.join(PRESETS)}"
-        raise UserError("objective.use", str(error), remedy) from None
+        raise UserError("objective.use", str(error) if ":" in section.use else problem, remedy) from None
 
 
 def reverse_kl_topk(section: ObjectiveSection) -> Composition:
