@@ -23,7 +23,7 @@ async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Engi
     async with AsyncExitStack() as stack:
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)
-        return await evaluate(pool, world.test[: config.evaluation.tasks], max_retries=section.max_retries)
+        return await evaluate(pool, world.test[: config.evaluation.tasks])
 
 
 async def measure(config: TrainConfig, model: str) -> dict[str, Any]:

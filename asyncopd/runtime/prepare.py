@@ -15,7 +15,7 @@ from asyncopd.config.model import ModelSection
 from asyncopd.config.root import TrainConfig
 from asyncopd.errors import UserError
 from asyncopd.models.loading import load_tokenizer
-from asyncopd.models.resolve import resolve
+from asyncopd.models.resolve import resolve, resolve_template
 from asyncopd.objectives.presets import build
 from asyncopd.plugins import UnknownPlugin, find
 from asyncopd.records import Support, Task, ToolSpec
@@ -95,7 +95,7 @@ async def open_world(section: EnvironmentSection) -> World:
 
 def tokenizer_of(section: ModelSection, directory: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model with the chat template its section asks for."""
-    template = None if section.chat_template is None else resolve(section.chat_template)
+    template = None if section.chat_template is None else resolve_template(section.chat_template)
     return load_tokenizer(directory, template)
 
 
