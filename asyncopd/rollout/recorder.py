@@ -40,7 +40,7 @@ class Recorder:
         self._draft = _Draft(prompt_ids)
 
     def segments(self) -> list[Segment]:
-        """Return the segments in which something was sampled."""
+        """Return the segments in which something was sampled, each up to the last token that was."""
         return [draft.segment() for draft in (*self._finished, self._draft) if draft.generations]
 
 
@@ -61,7 +61,8 @@ class _Draft:
         self._turns.append(np.full(len(ids), turn, np.int16))
 
     def segment(self) -> Segment:
-        length = len(self.ids)
+        last, generation = self.generations[-1]
+        length = last + len(generation.ids_R)
         mask_T = np.full(length, LossMask.CONTEXT, np.uint8)
         logp_T = np.zeros(length, np.float32)
         version_T = np.full(length, -1, np.int64)
@@ -73,12 +74,12 @@ class _Draft:
             version_T[rows] = generation.version_R
             mixed_kv_T[rows] = generation.mixed_kv_R
         return Segment(
-            ids_T=np.array(self.ids, np.int32),
+            ids_T=np.array(self.ids[:length], np.int32),
             loss_mask_T=mask_T,
             logp_T=logp_T,
             version_T=version_T,
             mixed_kv_T=mixed_kv_T,
-            turn_T=np.concatenate(self._turns),
+            turn_T=np.concatenate(self._turns)[:length],
             draws=_joined([generation.draws for _, generation in self.generations]),
         )
 
