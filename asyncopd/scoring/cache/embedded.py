@@ -26,6 +26,8 @@ _log = logging.getLogger(__name__)
 
 _START_S = 30.0
 _STOP_S = 30.0
+# A server that refuses connections may be dying.
+_DYING_S = 0.5
 _DUMP = "scores.rdb"
 # The kernel's limit on the path of a unix socket: 108 bytes on Linux, 104 on macOS, one of them a zero.
 _SOCKET_PATH_BYTES = 103
@@ -81,6 +83,12 @@ class EmbeddedStore:
         assert self._server is not None, "the embedded Valkey was not started"
         return self._server.pid
 
+    @property
+    def socket(self) -> Path:
+        """Where the server listens; another place after it was started again."""
+        assert self._server is not None, "the embedded Valkey was not started"
+        return self._server.socket
+
     async def get(self, keys: Sequence[bytes]) -> list[bytes | None]:
         try:
             return await self._running().get(keys)
@@ -110,7 +118,7 @@ class EmbeddedStore:
 
     async def _revive(self) -> None:
         async with self._starting:
-            if self._server is not None and not self._server.alive:
+            if self._server is not None and await self._server.ended(_DYING_S):
                 _log.warning("the embedded Valkey died and is started again")
                 await self._running().close()
                 await self._server.stop()
@@ -145,7 +153,7 @@ class _Server:
         except TimeoutError:
             await server.stop()
             raise StoreUnavailable(server._failure(f"was not ready within {_START_S:.0f} s")) from None
-        if not server.alive:
+        if await server.ended(0):
             await server.stop()
             raise StoreUnavailable(server._failure("ended at its start"))
         return server
@@ -154,9 +162,10 @@ class _Server:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def alive(self) -> bool:
-        return not self._reading.done()
+    async def ended(self, within_s: float) -> bool:
+        """Return whether server and supervisor are gone, or go within a while."""
+        ended, _ = await asyncio.wait([self._reading], timeout=within_s)
+        return bool(ended)
 
     async def stop(self) -> None:
         """Close the pipe, which has the server save and end; kill what is left after a while."""
