@@ -1,0 +1,116 @@
+"""Tiny random Qwen3 models, requests to engines, and the learner's log-probs to hold answers against."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from asyncopd.models.mapped import write_tensors
+from asyncopd.records import Version
+from asyncopd.seams import DrawSpec, GenerateRequest, Manifest, Sampling
+
+VOCABULARY = 96
+
+
+def make_model(seed: int, *, tied: bool) -> Qwen3ForCausalLM:
+    """Return a float32 model whose distributions are far from flat, and differ by seed."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=1024,
+        tie_word_embeddings=tied,
+        initializer_range=0.15,
+        use_cache=True,
+    )
+    return Qwen3ForCausalLM(config).eval()
+
+
+def save_checkpoint(model: Qwen3ForCausalLM, directory: Path) -> None:
+    model.save_pretrained(directory)
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="w0", eos_token="w1").save_pretrained(directory)
+
+
+_numbers = itertools.count()
+
+
+def turn(
+    prompt_ids: list[int],
+    *,
+    max_tokens: int = 16,
+    temperature: float = 1.0,
+    seed: int = 0,
+    stop_ids: tuple[int, ...] = (),
+    min_version: Version = Version(0, 0),  # noqa: B008
+    within_s: float = 60.0,
+    resume_ids: list[int] | None = None,
+    head: int = 0,
+) -> GenerateRequest:
+    """Return a request with an id of its own and a deadline `within_s` seconds from now."""
+    number = next(_numbers)
+    return GenerateRequest(
+        request_id=str(number),
+        trajectory_id=str(number),
+        prompt_ids=prompt_ids,
+        resume_ids=resume_ids or [],
+        sampling=Sampling(temperature=temperature, max_tokens=max_tokens, seed=seed, stop_ids=stop_ids),
+        min_version=min_version,
+        deadline=asyncio.get_running_loop().time() + within_s,
+        draws=DrawSpec(head=head),
+    )
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    """Return `length` random ids."""
+    return np.random.default_rng(seed).integers(2, VOCABULARY, length).tolist()
+
+
+class ModelSource:
+    """A `WeightSource` whose learner is a model of this process."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+
+    async def send(self, version: Version, path: str) -> Manifest:
+        return write_tensors(path, version, self.model.named_parameters())
+
+
+@torch.no_grad()
+def learner_logp(
+    model: Qwen3ForCausalLM, prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """Return the learner's float32 log-probs of `ids_R` after `prompt_ids`."""
+    return mixed_logp([(model, 0)], prompt_ids, ids_R, temperature)
+
+
+@torch.no_grad()
+def mixed_logp(
+    spans: list[tuple[Qwen3ForCausalLM, int]], prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
+) -> np.ndarray:
+    """Return log-probs of `ids_R` where each (model, start) samples from token `start` on, over older keys and values.
+
+    The first token a model samples follows from the last token of its predecessor, which it is the first to read.
+    """
+    ids_T = torch.tensor([*prompt_ids, *ids_R.tolist()])
+    starts = [0 if start == 0 else len(prompt_ids) + start - 1 for _, start in spans]
+    cache = DynamicCache()
+    logits = [
+        model(ids_T[None, begin:end], past_key_values=cache).logits[0]
+        for (model, _), begin, end in zip(spans, starts, [*starts[1:], len(ids_T) - 1], strict=True)
+    ]
+    logp_TV = torch.log_softmax(torch.cat(logits) / temperature, dim=-1)[len(prompt_ids) - 1 :]
+    return logp_TV[torch.arange(len(ids_R)), ids_T[len(prompt_ids) :]].numpy()
