@@ -44,10 +44,12 @@ def packed_attention(
 ) -> tuple[torch.Tensor, None]:
     """Return attention outputs [1, T, H, D]; segment s is `boundaries[s]:boundaries[s + 1]`."""
     assert attention_mask is None, "packed attention builds its own masks"
+    lengths = [stop - start for start, stop in itertools.pairwise(boundaries)]
+    # Split, not sliced: each slice's gradient would be a tensor as long as the pack.
+    segments = zip(*(states.split(lengths, dim=2) for states in (query_1HTD, key_1GTD, value_1GTD)), strict=True)
     outputs = []
-    for start, stop in itertools.pairwise(boundaries):
-        query, key, value = (states[:, :, start:stop] for states in (query_1HTD, key_1GTD, value_1GTD))
-        mask = _window_mask(stop - start, sliding_window, query.device)
+    for query, key, value in segments:
+        mask = _window_mask(query.shape[2], sliding_window, query.device)
         outputs.append(sdpa_attention_forward(module, query, key, value, mask, **options)[0])
     return torch.cat(outputs, dim=1), None
 
