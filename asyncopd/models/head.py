@@ -119,8 +119,9 @@ def _grad_logits(
     logits_CV: torch.Tensor, lse_CN: torch.Tensor, grad_lse_CN: torch.Tensor, temperatures: tuple[float, ...]
 ) -> torch.Tensor:
     """Return the gradient that reaches the logits through their normalisers."""
-    grad_CV = torch.zeros_like(logits_CV)
+    grad_CV = logits_CV
     for column, temperature in enumerate(temperatures):
-        probability_CV = (logits_CV / temperature - lse_CN[:, column, None]).exp_()
-        grad_CV.addcmul_(probability_CV, grad_lse_CN[:, column, None] / temperature)
+        share_CV = (logits_CV / temperature).sub_(lse_CN[:, column, None]).exp_()
+        share_CV.mul_(grad_lse_CN[:, column, None] / temperature)
+        grad_CV = share_CV if column == 0 else grad_CV.add_(share_CV)
     return grad_CV
