@@ -165,7 +165,8 @@ class Learner:
         """Clip and apply the gathered gradient; return its norm before clipping."""
         norm = self._optimizer.clip()
         self._require_finite(norm, "gradient", members)
-        self._optimizer.step(self.step_count)
+        if norm > 0:  # else momentum alone would move the weights in a step that teaches nothing
+            self._optimizer.step(self.step_count)
         self._optimizer.zero_grad()
         return norm.item()
 

@@ -105,7 +105,7 @@ def test_the_loss_is_divided_by_tokens_counted_before_weights(make_learner, make
 
 def test_a_sample_too_stale_to_trust_is_masked_and_moves_nothing(make_learner, make_batch):
     learner = make_learner(freshness={"alpha": 0.0, "xi": 0.7})
-    learner.step(Batch(step=0, samples=[]))
+    learner.step(make_batch())
     before = weights(learner)
     batch = make_batch(step=1, lag=1)
     report = learner.step(batch)
@@ -142,12 +142,13 @@ def test_unscored_samples_are_masked_and_leave_the_rest_alone(make_learner, make
 
 def test_a_step_that_teaches_nothing_still_counts(make_learner, make_batch):
     learner = make_learner(optimizer={"weight_decay": 0.5})
+    learner.step(make_batch())
     before = weights(learner)
-    batch = make_batch()
+    batch = make_batch(step=1)
     for index in range(len(batch.samples)):
         batch = changed(batch, index, scores=None)
     report = learner.step(batch)
-    assert learner.step_count == 1 and report.tokens == 0
+    assert learner.step_count == 2 and report.tokens == 0
     assert_close(before, weights(learner), 0)
 
 
