@@ -32,26 +32,25 @@ class Demonstrations:
     def batch(self, step: int, size: int) -> Batch:
         """Return the `size` episodes of optimizer step `step`."""
         count = len(self._samples)
-        chosen: list[Sample] = []
-        epoch, order = -1, np.empty(0, np.int64)
-        for position in range(step * size, (step + 1) * size):
-            if position // len(self._samples) != epoch:
-                epoch = position // len(self._samples)
-                order = np.random.default_rng([self._seed, epoch]).permutation(len(self._samples))
-            chosen += self._samples[order[position % len(self._samples)]]
-        return Batch(step=step, samples=chosen)
+        positions = range(step * size, (step + 1) * size)
+        orders = {
+            epoch: np.random.default_rng([self._seed, epoch]).permutation(count)
+            for epoch in {position // count for position in positions}
+        }
+        chosen = [self._samples[orders[position // count][position % count]] for position in positions]
+        return Batch(step=step, samples=[sample for episode in chosen for sample in episode])
 
 
-async def record(
-    config: SftConfig, world: World, chat: Chat, warn: Callable[[str], None]
-) -> Demonstrations:
+async def record(config: SftConfig, world: World, chat: Chat, warn: Callable[[str], None]) -> Demonstrations:
     """Let the expert of the environment live its episodes.
 
     Raises `UserError` where the environment has no expert, or no episode fits.
     """
     environment = world.make()
     if not isinstance(environment, ExpertEnvironment):
-        raise UserError("environment.use", f"{config.environment.use!r} has no expert", "give its class a method expert")
+        raise UserError(
+            "environment.use", f"{config.environment.use!r} has no expert", "give its class a method expert"
+        )
     trajectories = []
     try:
         for index, task in enumerate(world.train[: config.demonstrations.episodes]):

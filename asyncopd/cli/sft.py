@@ -1,0 +1,31 @@
+"""`asyncopd sft`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from asyncopd.cli.console import ConsoleProgress
+from asyncopd.config.loading import load
+from asyncopd.config.root import SftConfig
+
+
+def sft(
+    config: Annotated[Path, typer.Argument(help="A YAML configuration, or the config.yaml of a run directory.")],
+    set_: Annotated[list[str], typer.Option("--set", help="Override a field: section.field=value.")] = [],  # noqa: B006
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the interrupted run in run.dir.")] = False,
+) -> None:
+    """Fine-tune a student on an expert's episodes."""
+    from asyncopd.runtime.sft import sft as run
+
+    console = Console()
+    progress = ConsoleProgress(console)
+    try:
+        result = asyncio.run(run(load(config, set_, SftConfig), resume=resume, callbacks=[progress]))
+    finally:
+        progress.close()
+    console.print(f"run directory: {result.run}\nfine-tuned model: {result.student}", soft_wrap=True)

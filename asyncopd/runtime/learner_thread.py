@@ -1,0 +1,74 @@
+"""A learner in this process, for work with nothing to overlap.
+
+Invariant: its calls run one after another, in one thread of its own, so the event loop stays free.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from asyncopd.learner.learner import Learner
+from asyncopd.models.mapped import write_tensors
+from asyncopd.records import Batch, StepReport, Version
+from asyncopd.seams import Manifest
+
+Result = TypeVar("Result")
+
+
+class LearnerThread:
+    """Drives a learner, and is its `WeightSource`."""
+
+    def __init__(self, threads: int) -> None:
+        self._executor = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(threads,))
+        self._learner: Learner | None = None
+
+    @classmethod
+    async def start(cls, build: Callable[[], Learner], threads: int) -> LearnerThread:
+        """Build a learner in a new thread with `threads` compute threads. Raises what building raises."""
+        thread = cls(threads)
+        try:
+            thread._learner = await thread._call(build)
+        except BaseException:
+            thread.close()
+            raise
+        return thread
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps behind the weights."""
+        return self._built.step_count
+
+    async def step(self, batch: Batch) -> StepReport:
+        """Take an optimizer step. Raises `NonFiniteLoss`."""
+        return await self._call(lambda: self._built.step(batch))
+
+    async def send(self, version: Version, path: str) -> Manifest:
+        """Write the weights of `version` to `path`."""
+        assert self.steps == version.step, f"asked for version {version} at step {self.steps}"
+        return await self._call(lambda: write_tensors(path, version, self._built.named_tensors()))
+
+    async def save(self, directory: Path) -> None:
+        """Write a checkpoint."""
+        await self._call(lambda: self._built.save(directory))
+
+    async def export(self, directory: Path) -> None:
+        """Write an ordinary Hugging Face checkpoint."""
+        await self._call(lambda: self._built.export(directory))
+
+    def close(self) -> None:
+        """Let the call under way end, and no other begin."""
+        self._executor.shutdown(cancel_futures=True)
+
+    @property
+    def _built(self) -> Learner:
+        assert self._learner is not None, "the learner was called before it was built"
+        return self._learner
+
+    async def _call(self, function: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
