@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from asyncopd.records import Version
+from asyncopd.seams import GenerateRequest
 
 
 class Gate:
@@ -30,6 +31,15 @@ class Gate:
         async with self._lock:
             await self._lock.wait_for(lambda: self.whole and self.version >= min_version)
             yield self.version
+
+    def wait_of(self, request: GenerateRequest, engine: str) -> str:
+        """Say, for an error, what `request` waited on."""
+        who = f"request {request.request_id} of trajectory {request.trajectory_id} waited on engine {engine}"
+        if not self.whole:
+            return f"{who}, whose last weight update failed and was not repeated"
+        if self.version < request.min_version:
+            return f"{who} for version {request.min_version}; it serves {self.version}"
+        return f"{who} past its deadline"
 
     async def shut(self) -> None:
         """Keep requests out until `open`; those that entered are already submitted."""

@@ -106,19 +106,12 @@ class VllmEngine:
 
         Raises `DeadlineExceeded`, `EngineDied`, and `ValueError` for a prompt that fills the context.
         """
-
-        def waiting() -> str:
-            who = f"request {request.request_id} of trajectory {request.trajectory_id} waited on engine {self.name}"
-            if not self._gate.whole:
-                return f"{who}, whose last weight update failed and was not repeated"
-            if self.version < request.min_version:
-                return f"{who} for version {request.min_version}; it serves {self.version}"
-            return f"{who} past its deadline"
-
         count = tokens_left(request, self.capabilities)
         if count == 0:
             return ended_turn(request)
-        return await self._lifeline.hold(self._serve(request, count), request.deadline, waiting)
+        return await self._lifeline.hold(
+            self._serve(request, count), request.deadline, lambda: self._gate.wait_of(request, self.name)
+        )
 
     async def _serve(self, request: GenerateRequest, count: int) -> Generation:
         finished = False
