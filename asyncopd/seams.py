@@ -278,7 +278,8 @@ class Teacher(Protocol):
 
     `supports` are the kinds it can answer, each with its greatest width. `view` says what the teacher
     would read to score each segment of a trajectory (a privileged one reads more than the student
-    did); the scored rows of segment s are `s.trained_rows`, in order. `score` answers in order.
+    did); the scored rows of segment s are `s.trained_rows`, in order. `score` answers in order, and starts
+    what `start` has not.
     """
 
     @property
@@ -288,6 +289,8 @@ class Teacher(Protocol):
     def supports(self) -> tuple[Support, ...]: ...
 
     def view(self, trajectory: Trajectory, support: Support) -> list[ScoreRequest]: ...
+
+    async def start(self) -> None: ...
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Scores]: ...
 

@@ -79,7 +79,7 @@ async def run_once(
 ) -> dict[str, Any] | None:
     """Train to the end, measure, export and return the summary; None where `stop` ended it early.
 
-    Raises `WorkerLost` and `EngineDied` when a process died; calling again with `resume` goes on.
+    Raises `WorkerLost`, `EngineDied` and `PublishFailed` when a process died; calling again with `resume` goes on.
     """
     metrics = Metrics()
     async with open_record(prepared, directory, resume=resume) as record:
@@ -128,7 +128,7 @@ async def _train(
     rollout = RolloutStage(
         channels["rollout"], roles.pool, prepared.world.train, record.payloads, loop, metrics, reporter.trajectory
     )
-    scoring = ScoringStage(channels["scoring"], roles.service, record.payloads, loop)
+    scoring = ScoringStage(channels["scoring"], roles.service, record.payloads, loop, metrics)
     reporter.training_begins()
     metrics.loop_lag.start()
     async with _supervised(loop) as spawn:

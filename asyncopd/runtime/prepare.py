@@ -54,7 +54,12 @@ async def prepare(config: TrainConfig) -> Prepared:
     """Find and check everything `config` names. Raises `UserError` for the first thing that is wrong."""
     _check_engine(config.engine.use)
     objective = build(config.objective)
-    assert objective.support is not None, "an objective of `train` is fed by a teacher"
+    if objective.support is None:
+        raise UserError(
+            f"objective.use {config.objective.use}",
+            "asks no teacher",
+            "choose a distillation objective, or asyncopd sft",
+        )
     world = await open_world(config.environment)
     student = resolve(config.student.model)
     teacher = resolve(config.teacher.model)

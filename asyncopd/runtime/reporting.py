@@ -104,15 +104,16 @@ class Reporter:
     def summary(self, scheduler: Scheduler, metrics: Metrics, service: ScoringService) -> dict[str, Any]:
         """Return what `summary.json` holds, documented in docs/run-directory.md."""
         seconds = self._training_seconds or 1e-9
-        metrics.tokens["scoring"] = service.stats.teacher_tokens
-        busy = {stage: clock.seconds for stage, clock in metrics.busy.items()}
-        busy["scoring"] = service.stats.teacher_seconds
         return {
             **{name: self.evaluations.get(name) for name in ("student_before", "student_after", "teacher")},
             "wall_seconds": time.monotonic() - self._began,
             "setup_seconds": self._training_began - self._began,
             "training_seconds": self._training_seconds,
-            "busy_seconds": busy,
+            "busy_seconds": {
+                "rollout": metrics.busy["rollout"].seconds,
+                "scoring": service.stats.teacher_seconds,
+                "learner": metrics.busy["learner"].seconds,
+            },
             "tokens_per_second": {stage: metrics.tokens[stage] / seconds for stage in metrics.STAGES},
             "staleness": {**metrics.lag_summary(), "bound": self._bound, "histogram": _by_key(metrics.lags)},
             "cache": {

@@ -21,6 +21,7 @@ from asyncopd.scoring.cache.open import open_store
 from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import Engine, Teacher
 from asyncopd.telemetry.metrics import Metrics
+from asyncopd.weights.shm import roomy_directory
 from asyncopd.weights.sync import ShmWeightSync
 
 
@@ -48,18 +49,18 @@ async def open_roles(
         started = await asyncio.gather(
             _start_engine(config, "student-0", prepared.student),
             LearnerProcess.start(config, prepared.student, checkpoint),
+            teacher.start(),
             return_exceptions=True,
         )
-        for role in started:
+        for role in started[:2]:
             if not isinstance(role, BaseException):
                 stack.push_async_callback(role.close)
         for role in started:
             if isinstance(role, BaseException):
                 raise role
-        engine, learner = started
-        sync = ShmWeightSync(
-            [engine.receiver], config.weights.dir or directory.path, timeout_s=config.engine.update_timeout_s
-        )
+        engine, learner, _ = started
+        weights = roomy_directory(config.weights.dir, directory.path, _weight_bytes(prepared.student))
+        sync = ShmWeightSync([engine.receiver], weights, timeout_s=config.engine.update_timeout_s)
         stack.callback(sync.close)
         metered = MeteredEngine(engine, metrics.busy["rollout"])
         pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
@@ -89,6 +90,10 @@ async def _start_engine(config: TrainConfig, name: str, directory: Path) -> Engi
         seed=config.run.seed,
         version=Version(0, 0),
     )
+
+
+def _weight_bytes(student: Path) -> int:
+    return sum(file.stat().st_size for file in student.glob("*.safetensors"))
 
 
 def _teacher(prepared: Prepared) -> Teacher:

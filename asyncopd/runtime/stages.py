@@ -91,12 +91,18 @@ class ScoringStage:
     """Has finished trajectories scored."""
 
     def __init__(
-        self, channel: AsyncioChannel, service: ScoringService, payloads: FilePayloadStore, loop: RunLoop
+        self,
+        channel: AsyncioChannel,
+        service: ScoringService,
+        payloads: FilePayloadStore,
+        loop: RunLoop,
+        metrics: Metrics,
     ) -> None:
         self._channel = channel
         self._service = service
         self._payloads = payloads
         self._loop = loop
+        self._metrics = metrics
 
     async def work(self) -> None:
         """Serve one trajectory after another; run enough of these to fill the teacher's batches."""
@@ -110,6 +116,7 @@ class ScoringStage:
     async def _score(self, command: commands.ScoreAttempt) -> None:
         trajectory = decode(self._payloads.get(command.payload), Trajectory)
         scores: list[Scores | None] = await self._service.score(trajectory, command.step)
+        self._metrics.tokens["scoring"] = self._service.stats.teacher_tokens
         unscored = sum(
             int((segment.loss_mask_T == LossMask.TRAIN).sum())
             for segment, answer in zip(trajectory.segments, scores, strict=True)

@@ -21,6 +21,7 @@ from asyncopd.runtime.process import WorkerLost
 from asyncopd.runtime.reporting import Reporter
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.seams import EngineDied
+from asyncopd.weights.sync import PublishFailed
 
 _MAX_RESTARTS = 3
 
@@ -68,7 +69,7 @@ async def _train(config: TrainConfig, resume: bool, callbacks: Sequence[Callback
                 try:
                     summary = await run_once(prepared, directory, reporter, stop, resume=resume or restart > 0)
                     break
-                except (WorkerLost, EngineDied) as error:
+                except (WorkerLost, EngineDied, PublishFailed) as error:
                     if restart == _MAX_RESTARTS or stop.is_set():
                         raise
                     reporter.warn(f"{error}; going on from the last checkpoint")
