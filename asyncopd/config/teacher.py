@@ -19,7 +19,7 @@ class TeacherSection(ModelSection):
     """Scores are log-probs of softmax(logits / temperature)."""
 
     batch_tokens: int = Field(8192, ge=1)
-    """Padded tokens of one forward pass."""
+    """Tokens of one forward pass, sequences laid end to end."""
 
     options: dict[str, Any] = {}
     """Given to the teacher's constructor as they are."""
