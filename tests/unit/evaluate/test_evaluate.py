@@ -51,6 +51,7 @@ async def test_infrastructure_errors_are_retried_then_left_out_never_failures(po
 
     evaluation = await evaluate(place := pool(flaky), tasks(4))
     assert (evaluation.success, evaluation.tasks) == (1.0, 3)
+    assert (evaluation.low, evaluation.high) == wilson(3, 3)
     assert evaluation.outcomes == {"success": 3, "infrastructure_error": 1}
     assert tries == {0: 1, 1: 3, 2: 3, 3: 1}
     ids = [request.request_id for request in place.engine.requests]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -87,8 +88,6 @@ async def test_demonstration_ends_where_the_context_is_full(
 async def test_hanging_environment_ends_the_demonstration(
     byte_chat: Chat, shop: type, cup: Task, section: RolloutSection
 ) -> None:
-    import asyncio
-
     brief = section.model_copy(update={"episode_timeout_s": 0.05})
     environment = shop({"reset": lambda: asyncio.sleep(3600)})
     with pytest.raises(TimeoutError):

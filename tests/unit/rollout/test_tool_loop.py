@@ -184,8 +184,11 @@ async def test_context_is_never_exceeded(stage, byte_chat: Chat, cup: Task) -> N
 async def test_prompt_that_fills_the_context_is_truncated_before_the_first_turn(
     stage, byte_chat: Chat, cup: Task
 ) -> None:
-    trajectory = await stage(byte_chat, [], max_context=20).live(cup)
+    length = len(byte_chat.prompt_ids([Message(role="user", content="the price of a cup")]))
+    trajectory = await stage(byte_chat, [], max_context=length).live(cup)
     assert (trajectory.outcome, trajectory.turns, trajectory.segments) == (Outcome.TRUNCATED, [], [])
+    with_room = await stage(byte_chat, [""], max_context=length + 1).live(cup)
+    assert len(with_room.turns) == 1
 
 
 class Verdicts:
