@@ -10,7 +10,7 @@ import msgspec
 
 from asyncopd.errors import UserError
 from asyncopd.runtime.durable import DurableFile
-from asyncopd.scheduler.events import AnyEvent, Event
+from asyncopd.scheduler.events import AnyEvent
 
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AnyEvent)
@@ -23,7 +23,7 @@ class Journal:
         self._file = DurableFile(path)
 
     @classmethod
-    def reopen(cls, path: Path) -> tuple[Journal, list[Event]]:
+    def reopen(cls, path: Path) -> tuple[Journal, list[AnyEvent]]:
         """Open the journal of an interrupted run. Returns it with the events it holds.
 
         Raises `UserError` if a line other than the last is not an event.
@@ -41,7 +41,7 @@ class Journal:
                 raise UserError(f"{path}:{number}", f"is not an event ({error})", "start a new run") from None
         return cls(path), events
 
-    async def append(self, events: Sequence[Event]) -> None:
+    async def append(self, events: Sequence[AnyEvent]) -> None:
         """Return once all `events` are on disk, in order."""
         await asyncio.gather(*(self._file.append(_encoder.encode(event) + b"\n") for event in events))
 

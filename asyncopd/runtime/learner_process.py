@@ -37,7 +37,11 @@ class LearnerProcess:
     async def start(cls, config: TrainConfig, student: Path, checkpoint: Path | None) -> LearnerProcess:
         """Build the learner from `student`, continuing from `checkpoint` if there is one."""
         learner = cls(await WorkerProcess.start("learner", config.runtime.threads.learner), config)
-        await learner._process.call(_build, config, student, checkpoint, timeout_s=learner._timeout_s)
+        try:
+            await learner._process.call(_build, config, student, checkpoint, timeout_s=learner._timeout_s)
+        except BaseException:
+            learner.kill()
+            raise
         return learner
 
     async def step(self, step: int, members: list[MemberRef]) -> StepReport:

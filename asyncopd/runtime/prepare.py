@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from asyncopd.config.environment import EnvironmentSection
 from asyncopd.config.model import ModelSection
-from asyncopd.config.root import TrainConfig
+from asyncopd.config.root import SftConfig, TrainConfig
 from asyncopd.errors import UserError
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
@@ -58,7 +58,7 @@ async def prepare(config: TrainConfig) -> Prepared:
         raise UserError(
             f"objective.use {config.objective.use}",
             "asks no teacher",
-            "choose a distillation objective, or asyncopd sft",
+            "choose another, or use asyncopd sft",
         )
     world = await open_world(config.environment)
     student = resolve(config.student.model)
@@ -118,7 +118,7 @@ def check_pair(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBas
     )
 
 
-def check_context(config: TrainConfig, student: Path) -> None:
+def check_context(config: TrainConfig | SftConfig, student: Path) -> None:
     """Raise `UserError` if the engine's context is longer than the model's."""
     longest = AutoConfig.from_pretrained(student).max_position_embeddings
     if config.engine.max_context > longest:

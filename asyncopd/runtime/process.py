@@ -39,7 +39,11 @@ class WorkerProcess:
     async def start(cls, role: str, threads: int) -> WorkerProcess:
         """Spawn the process with `threads` compute threads. Raises `WorkerLost`."""
         worker = cls(role)
-        worker.pid = await worker.call(_prepare, threads, timeout_s=_START_TIMEOUT_S)
+        try:
+            worker.pid = await worker.call(_prepare, threads, timeout_s=_START_TIMEOUT_S)
+        except BaseException:
+            worker._pool.shutdown(wait=False, cancel_futures=True)
+            raise
         return worker
 
     async def call(self, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:

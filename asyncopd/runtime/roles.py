@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from asyncopd.config.root import TrainConfig
+from asyncopd.config.root import SftConfig, TrainConfig
 from asyncopd.engines.start import start_engine
 from asyncopd.plugins import find
 from asyncopd.records import Version
@@ -46,19 +46,7 @@ async def open_roles(
         store = await stack.enter_async_context(open_store(config.scoring, directory.path / "score-cache"))
         teacher = _teacher(prepared)
         stack.push_async_callback(teacher.close)
-        started = await asyncio.gather(
-            _start_engine(config, "student-0", prepared.student),
-            LearnerProcess.start(config, prepared.student, checkpoint),
-            teacher.start(),
-            return_exceptions=True,
-        )
-        for role in started[:2]:
-            if not isinstance(role, BaseException):
-                stack.push_async_callback(role.close)
-        for role in started:
-            if isinstance(role, BaseException):
-                raise role
-        engine, learner, _ = started
+        engine, learner = await _start(prepared, checkpoint, teacher, stack)
         weights = roomy_directory(config.weights.dir, directory.path, _weight_bytes(prepared.student))
         sync = ShmWeightSync([engine.receiver], weights, timeout_s=config.engine.update_timeout_s)
         stack.callback(sync.close)
@@ -71,7 +59,7 @@ async def open_roles(
 
 
 @asynccontextmanager
-async def serving(config: TrainConfig, name: str, directory: Path) -> AsyncIterator[Engine]:
+async def serving(config: TrainConfig | SftConfig, name: str, directory: Path) -> AsyncIterator[Engine]:
     """Have an engine on `directory`, for measuring a model that does not train."""
     engine = await _start_engine(config, name, directory)
     try:
@@ -80,7 +68,7 @@ async def serving(config: TrainConfig, name: str, directory: Path) -> AsyncItera
         await engine.close()
 
 
-async def _start_engine(config: TrainConfig, name: str, directory: Path) -> Engine:
+async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: Path) -> Engine:
     return await start_engine(
         name,
         directory,
@@ -90,6 +78,31 @@ async def _start_engine(config: TrainConfig, name: str, directory: Path) -> Engi
         seed=config.run.seed,
         version=Version(0, 0),
     )
+
+
+async def _start(
+    prepared: Prepared, checkpoint: Path | None, teacher: Teacher, stack: AsyncExitStack
+) -> tuple[Engine, LearnerProcess]:
+    """Start the processes together; what has started when one fails is ended by `stack`."""
+
+    async def start_student() -> Engine:
+        engine = await _start_engine(prepared.config, "student-0", prepared.student)
+        stack.push_async_callback(engine.close)
+        return engine
+
+    async def start_learner() -> LearnerProcess:
+        learner = await LearnerProcess.start(prepared.config, prepared.student, checkpoint)
+        stack.push_async_callback(learner.close)
+        return learner
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            engine = group.create_task(start_student())
+            learner = group.create_task(start_learner())
+            group.create_task(teacher.start())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return engine.result(), learner.result()
 
 
 def _weight_bytes(student: Path) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from asyncopd.runtime.channels import AsyncioChannel
 from asyncopd.runtime.journal import Journal
 from asyncopd.scheduler import commands
-from asyncopd.scheduler.events import Event
+from asyncopd.scheduler.events import AnyEvent
 from asyncopd.scheduler.scheduler import Scheduler
 
 
@@ -40,15 +40,15 @@ class RunLoop:
         self.scheduler = scheduler
         self.last_event = time.monotonic()
         self._journal = journal
-        self._inbox: asyncio.Queue[Event] = asyncio.Queue()
-        self._failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._inbox: asyncio.Queue[AnyEvent] = asyncio.Queue()
+        self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._rollouts = rollouts
         self._scoring = scoring
         self._learning = learning
         self._release = release
         self._end: commands.FinishRun | commands.FailRun | None = None
 
-    def emit(self, kind: type[Event], **fields: Any) -> None:
+    def emit(self, kind: type[AnyEvent], **fields: Any) -> None:
         """Say that something happened, now."""
         self._inbox.put_nowait(kind(time=time.time(), **fields))
 
@@ -61,8 +61,9 @@ class RunLoop:
         """Serve events until the end. Returns the scheduler's reason; raises `RunFailed` or what `fail` was told."""
         serving = asyncio.create_task(self._serve())
         try:
-            await asyncio.wait([serving, self._failure], return_when=asyncio.FIRST_COMPLETED)
-            return serving.result() if serving.done() else self._failure.result()
+            ends: list[asyncio.Future[str]] = [serving, self._failure]
+            done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            return done.pop().result()
         finally:
             serving.cancel()
             await asyncio.wait([serving])
@@ -81,7 +82,7 @@ class RunLoop:
             raise RunFailed(self._end.reason)
         return self._end.reason
 
-    async def _dispatch(self, command: commands.AnyCommand) -> None:
+    async def _dispatch(self, command: commands.Command) -> None:
         match command:
             case commands.StartAttempt():
                 await self._rollouts.put(command, priority=command.step)
