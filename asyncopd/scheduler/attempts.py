@@ -18,6 +18,7 @@ class Attempt:
     unwanted    its group was given up while it was in flight: it is dropped as soon as it ends
     scores_due  how often the teacher may still answer for it
     trained, masked  its tokens by fate, while it is trained
+    interrupted a rollback ended it in the middle of its episode, of which the runtime may not know yet
     dropped     why it was dropped, once it was
     """
 
@@ -35,6 +36,7 @@ class Attempt:
     trained: int = 0
     masked: dict[str, int] = field(default_factory=dict)
     unwanted: bool = False
+    interrupted: bool = False
     dropped: str = ""
 
     @property
@@ -62,11 +64,6 @@ class Attempt:
     def held(self) -> int:
         """Tokens it holds: as counted by its trajectory, and before there is one, as engines told them."""
         return self.generated if self.meta is None else self.meta.tokens.generated
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether a rollback ended it in the middle of its episode, of which the runtime may not know yet."""
-        return self.state is AttemptState.DROPPED and self.meta is None
 
     @property
     def payloads(self) -> tuple[str, ...]:
@@ -137,8 +134,10 @@ class Attempts:
         assert attempt is not None, f"attempt {number} was never started, or has ended for good"
         return attempt
 
-    def forget(self, attempt: Attempt, *, owed: bool) -> None:
-        """Stop counting an attempt; `owed` says that the runtime may still speak of it."""
-        del self.live[attempt.id]
-        if owed:
+    def forget(self, attempt: Attempt) -> None:
+        """Count an attempt no more; it stays among the late ones while the runtime may speak of it."""
+        self.live.pop(attempt.id, None)
+        if attempt.scores_due or attempt.interrupted:
             self.late[attempt.id] = attempt
+        else:
+            self.late.pop(attempt.id, None)

@@ -79,7 +79,8 @@ class RunState:
     def _rollout_finished(self, meta: TrajectoryMeta) -> None:
         attempt = self.attempts.find(meta.attempt)
         if attempt.interrupted:
-            del self.attempts.late[attempt.id]
+            attempt.interrupted = False
+            self.attempts.forget(attempt)
             self.released.append(meta.payload)
             return
         attempt.finish(meta)
@@ -92,7 +93,8 @@ class RunState:
     def _rollout_failed(self, event: on.RolloutFailed) -> None:
         attempt = self.attempts.find(event.attempt)
         if attempt.interrupted:
-            del self.attempts.late[attempt.id]
+            attempt.interrupted = False
+            self.attempts.forget(attempt)
             return
         assert attempt.running, f"attempt {attempt.id} is {attempt.state} and fails: {event.reason}"
         self.engines.release(attempt.engine)
@@ -102,17 +104,16 @@ class RunState:
         attempt = self.attempts.find(event.attempt)
         assert attempt.scores_due, f"nobody asked for {event}"
         attempt.scores_due -= 1
-        if attempt.id in self.attempts.late:
-            self.released.append(event.payload)
-            if not attempt.scores_due:
-                del self.attempts.late[attempt.id]
-        elif attempt.state is AttemptState.SCORING:
+        if attempt.state is AttemptState.SCORING:
             attempt.scores, attempt.state = event.payload, AttemptState.READY
             if attempt.unwanted:
                 self._drop(attempt, "given_up")
-        elif event.payload != attempt.scores:
+        else:
             # A rollback asked again, and both answers came.
-            self.released.append(event.payload)
+            if event.payload != attempt.scores:
+                self.released.append(event.payload)
+            if attempt.id in self.attempts.late:
+                self._end(attempt)
 
     def _step_trained(self, step: int, reports: dict[int, AttemptReport]) -> None:
         self.progress.train(step)
@@ -140,8 +141,7 @@ class RunState:
         """Close the books on all that was trained before version `step`."""
         for attempt in [attempt for group in self.tickets.forget(step) for attempt in group.attempts]:
             self.books.settle(attempt)
-            self.released.extend(attempt.payloads)
-            self.attempts.forget(attempt, owed=attempt.scores_due > 0)
+            self._end(attempt)
 
     def _score(self, attempt: Attempt) -> None:
         attempt.scores_due += 1
@@ -151,7 +151,8 @@ class RunState:
         """Drop an attempt that a rollback ended; its ticket is free again, and did not count as returned."""
         if not attempt.unwanted:
             self.tickets.of(attempt).vacate()
-        self._drop(attempt, "rollback", owed=True)
+        attempt.interrupted = True
+        self._drop(attempt, "rollback")
 
     def give_back(self, attempt: Attempt, reason: str) -> None:
         """Drop an attempt and keep its ticket for a retry, or give its group up after too many."""
@@ -170,8 +171,13 @@ class RunState:
             if attempt.state is AttemptState.READY:
                 self._drop(attempt, "given_up")
 
-    def _drop(self, attempt: Attempt, reason: str, *, owed: bool = False) -> None:
+    def _drop(self, attempt: Attempt, reason: str) -> None:
         attempt.state, attempt.dropped = AttemptState.DROPPED, reason
         self.books.drop(attempt)
-        self.released.extend(attempt.payloads)
-        self.attempts.forget(attempt, owed=owed or attempt.scores_due > 0)
+        self._end(attempt)
+
+    def _end(self, attempt: Attempt) -> None:
+        """Stop counting an attempt; release its payloads unless the teacher may still be reading them."""
+        self.attempts.forget(attempt)
+        if not attempt.scores_due:
+            self.released.extend(attempt.payloads)

@@ -50,6 +50,7 @@ class World:
         self.late: list[on.AnyEvent] = []
         self.payloads: set[str] = set()
         self.released: set[str] = set()
+        self.left_behind: set[str] = set()
         self.history: list[do.TrainStep] = []
         self.generated = 0
         self.version = Version(0, 0)
@@ -82,6 +83,8 @@ class World:
                 self.learner.append(command)
             case do.FinishRun() | do.FailRun():
                 self.end = command
+                owed = {str(number) for number in self.scheduler._state.attempts.late}
+                self.left_behind = {key for key in self.payloads if key.rpartition("/")[2] not in owed}
 
     # --- moves -------------------------------------------------------------------------------------
 
