@@ -279,7 +279,8 @@ class Teacher(Protocol):
     `supports` are the kinds it can answer, each with its greatest width. `view` says what the teacher
     would read to score each segment of a trajectory (a privileged one reads more than the student
     did); the scored rows of segment s are `s.trained_rows`, in order. `score` answers in order, and starts
-    what `start` has not.
+    what `start` has not; it raises an `OSError` (time-outs and lost connections among them) where asking
+    again may help, else any other.
     """
 
     @property
