@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from concurrent.futures import BrokenExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,34 +25,14 @@ from asyncopd.scoring.cache.codec import decode_scores, encode_scores
 from asyncopd.scoring.cache.errors import CorruptScores
 from asyncopd.scoring.cache.keys import score_key
 from asyncopd.scoring.flights import Flight, WaitingLine
+from asyncopd.scoring.stats import ScoringStats
 from asyncopd.scoring.validation import InvalidScores, validated
 from asyncopd.seams import ScoreStore, Teacher
 
 _log = logging.getLogger(__name__)
 
-# What a healthy teacher recovers from; anything else is a mistake that a retry would only repeat.
-_TRANSIENT = (TimeoutError, OSError, BrokenExecutor)
 # Seconds that the last answers may take to be stored when the service closes.
 _CLOSE_S = 10.0
-
-
-@dataclass
-class ScoringStats:
-    """Counters since the start. Segments: hits, misses, shared (joined one in flight), retries, unscored."""
-
-    hits: int = 0
-    misses: int = 0
-    shared: int = 0
-    retries: int = 0
-    unscored: int = 0
-    bytes: int = 0
-    """Encoded bytes read from and written to the store."""
-    teacher_tokens: int = 0
-    """Context tokens the teacher read, further tries included."""
-    teacher_seconds: float = 0.0
-    store_errors: int = 0
-    corrupt: int = 0
-    """Values that were found damaged and scored again."""
 
 
 class ScoringService:
@@ -170,7 +148,7 @@ class ScoringService:
     async def _teach(self, flights: Sequence[Flight]) -> None:
         try:
             answers = await self._call([flight.request for flight in flights])
-        except (*_TRANSIENT, InvalidScores) as error:
+        except (OSError, InvalidScores) as error:
             for flight in flights:
                 self._retry(flight, error)
             return

@@ -74,6 +74,8 @@ class TorchTeacher:
     async def start(self) -> None:
         """Start the process and load the model. Raises `UserError` if it cannot be loaded."""
         await self._started()
+        # Reads all weights: off the event loop, before the first key is needed.
+        await asyncio.to_thread(lambda: self.identity)
 
     async def score(self, requests: Sequence[ScoreRequest]) -> list[Scores]:
         """Answer in order. If the process dies it is replaced and asked once more.
@@ -107,15 +109,18 @@ class TorchTeacher:
             raise
         except asyncio.CancelledError:
             self._worker = None
-            with contextlib.suppress(ProcessLookupError):
-                worker.kill()
+            _kill(worker)
             raise
 
     async def _started(self) -> WorkerProcess:
         async with self._starting:
             if self._worker is None:
                 worker = await WorkerProcess.start("teacher", self._threads)
-                await worker.call(forward.load, self._directory, self._section.dtype, timeout_s=_LONGEST_S)
+                try:
+                    await worker.call(forward.load, self._directory, self._section.dtype, timeout_s=_LONGEST_S)
+                except BaseException:
+                    _kill(worker)
+                    raise
                 self._worker = worker
             return self._worker
 
@@ -132,3 +137,8 @@ class TorchTeacher:
                 f"it reads {self._max_context} tokens, a segment has {len(request.context_ids_C)}",
                 "lower engine.max_context, or choose a teacher with a longer context",
             )
+
+
+def _kill(worker: WorkerProcess) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        worker.kill()

@@ -56,6 +56,8 @@ class Breaker:
 
     def _failed(self, error: StoreUnavailable) -> None:
         self.errors += 1
+        if self._resting():
+            return  # it was under way when another call found the outage
         if self._retry_at is None:
             _log.warning("%s; segments are scored without it until it answers again", error)
         self._retry_at = asyncio.get_running_loop().time() + self._pause

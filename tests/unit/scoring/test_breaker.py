@@ -53,6 +53,23 @@ async def test_an_outage_is_logged_once_at_each_end(caplog: pytest.LogCaptureFix
     ]
 
 
+async def test_calls_that_fail_together_are_one_outage_with_one_pause() -> None:
+    class Hanging(Flaky):
+        async def get(self, keys):
+            await asyncio.sleep(0.01)
+            return await super().get(keys)
+
+    store = Hanging()
+    breaker = Breaker(store, pause_s=0.1)
+    store.down = True
+    await asyncio.gather(*(breaker.get([b"a"]) for _ in range(8)))
+    assert breaker.errors == 8
+    store.down = False
+    await asyncio.sleep(0.11)
+    await breaker.put({b"a": b"1"})
+    assert await breaker.get([b"a"]) == [b"1"]
+
+
 async def test_a_store_that_is_down_is_left_alone_for_a_growing_pause() -> None:
     store = Flaky()
     breaker = Breaker(store, pause_s=0.05)
