@@ -51,13 +51,12 @@ def swaps(
     """Return the exchanges that make all of `row`, the groups of `step`, ready; None where it cannot be.
 
     Each pairs an unready group with a ready one of a later step that is within the former's deadline.
-    A ready group with tokens newer than `step`, which a rollback can leave behind, stays where it is.
     """
     unready = [group for group in row if not group.cancelled and not group.ready]
     if not unready:
         return []
     unready.sort(key=lambda group: (group.deadline, group.id))
-    ready = [group for group in later if group.ready and all(a.newest <= step for a in group.attempts)]
+    ready = [group for group in later if group.ready]
     if len(ready) < len(unready):
         return None
     fresh = [group for group in ready if (weights_at(step, group.attempts, section) > 0).all()]

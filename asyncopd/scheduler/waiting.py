@@ -47,7 +47,7 @@ def _admission(state: RunState, max_concurrent: int) -> list[str]:
         return []
     if engines.newest is None:
         return [f"admission waits for an engine to serve version {progress.published}"]
-    if engines.running == max_concurrent:
+    if step <= engines.newest.step + progress.reach:
         return [f"admission waits for one of {max_concurrent} running attempts to end"]
     if progress.published > engines.newest:
         names = ", ".join(sorted(engines.versions))
