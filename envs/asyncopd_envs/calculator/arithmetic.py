@@ -1,13 +1,15 @@
-"""Whole-number arithmetic on text that a model wrote: a small grammar, exact, with bounds."""
+"""Arithmetic on text that a model wrote: a small grammar, exact, with bounds."""
 
 from __future__ import annotations
 
 import ast
 import operator
+import re
 from collections.abc import Callable
 from fractions import Fraction
 
 MAX_LENGTH = 80
+ALPHABET = re.compile(r"[0-9.+*/() -]*")
 MAX_VALUE = 10**9
 OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
     ast.Add: operator.add,
@@ -22,12 +24,13 @@ class ArithmeticFault(ValueError):
 
 
 def evaluate(expression: str) -> Fraction:
-    """Return the exact value of whole numbers joined by + - * / and brackets.
+    """Return the exact value of decimal numbers joined by + - * / and brackets.
 
     Raises `ArithmeticFault` on anything else, on text longer than 80 characters, on division by zero,
     and as soon as a value exceeds 10⁹ in size.
     """
-    if len(expression) > MAX_LENGTH:
+    # Python's own parser sees nothing but digits, operators and brackets, and little of them.
+    if len(expression) > MAX_LENGTH or not ALPHABET.fullmatch(expression):
         raise ArithmeticFault("bad expression")
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -38,9 +41,8 @@ def evaluate(expression: str) -> Fraction:
 
 def _value(node: ast.expr) -> Fraction:
     match node:
-        # `True` is an int to Python, and no number to a calculator.
-        case ast.Constant(value=int(number)) if not isinstance(number, bool):
-            value = Fraction(number)
+        case ast.Constant(value=int() | float() as number):
+            value = Fraction(str(number))  # as it is written, not as the nearest binary number
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             value = -_value(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:

@@ -35,7 +35,7 @@ def _spec(name: str, description: str, argument: str, meaning: str) -> ToolSpec:
     )
 
 
-CALC = _spec("calc", "Work out an arithmetic expression.", "expression", "whole numbers, + - * / and brackets")
+CALC = _spec("calc", "Work out an arithmetic expression.", "expression", "numbers, + - * / and brackets")
 PRICE = _spec("price", "Look up the price of one item.", "item", "the item's name, in the singular")
 
 
