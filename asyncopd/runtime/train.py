@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,7 @@ async def _train(config: TrainConfig, resume: bool, callbacks: Sequence[Callback
 
 
 @contextmanager
-def _log_file(path: Path):
+def _log_file(path: Path) -> Iterator[None]:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
     _log.addHandler(handler)
@@ -94,7 +94,7 @@ def _log_file(path: Path):
 
 
 @contextmanager
-def _stop_on_interrupt(stop: asyncio.Event):
+def _stop_on_interrupt(stop: asyncio.Event) -> Iterator[None]:
     """The first Ctrl-C asks the run to stop; the second is the usual KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
