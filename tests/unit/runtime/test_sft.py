@@ -114,30 +114,6 @@ async def test_a_resumed_run_equals_the_undisturbed_one(tmp_path: Path) -> None:
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
-@pytest.mark.parametrize(
-    ("kind", "rate", "mark"),
-    [("recovered", 0.0, 0.5), ("kept", 1.0, 0.08)],
-    ids=["rising", "falling"],
-)
-async def test_it_stops_once_success_has_crossed_the_mark(tmp_path: Path, kind: str, rate: float, mark: float) -> None:
-    """The shipped student succeeds at about a fifth."""
-    chosen = config(
-        tmp_path,
-        run={"dir": str(tmp_path), "steps": 40},
-        environment={"use": "calculator", "options": {"expert_errors": {"kind": kind, "rate": rate}}},
-        demonstrations={"episodes": 400, "train_on_errors": True},
-        batch_size=16,
-        stop={"success": mark, "every": 4, "tasks": 100},
-        learner={"optimizer": {"lr": 3e-3}},
-    )
-    result = await sft(chosen)
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    measured = [line["success"] for line in lines if "success" in line]
-    assert result.summary["steps"] == len(lines) == 4 * len(measured) < 40
-    assert all((success < mark) == (kind == "recovered") for success in measured[:-1])
-    assert (measured[-1] >= mark) == (kind == "recovered") or measured[-1] == mark
-
-
 async def test_a_directory_is_used_once(tmp_path: Path) -> None:
     await sft(config(tmp_path, run={"dir": str(tmp_path), "steps": 1}))
     with pytest.raises(UserError, match="already holds a run"):
