@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from asyncopd.config.environment import EnvironmentSection
 from asyncopd.config.model import ModelSection
-from asyncopd.config.root import SftConfig, TrainConfig
+from asyncopd.config.root import TrainConfig
 from asyncopd.errors import UserError
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
@@ -67,7 +67,8 @@ async def prepare(config: TrainConfig) -> Prepared:
     check_pair(tokenizer, tokenizer_of(config.teacher, teacher))
     _check_support(objective.support, config, teacher)
     chat = Chat(tokenizer, world.tools)
-    check_context(config, student)
+    check_context("student", config.engine.max_context, student)
+    check_context("teacher", config.engine.max_context, teacher)
     await _check_prompts(config, world, chat)
     if config.evaluation.tasks > len(world.test):
         raise UserError(
@@ -118,13 +119,11 @@ def check_pair(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBas
     )
 
 
-def check_context(config: TrainConfig | SftConfig, student: Path) -> None:
-    """Raise `UserError` if the engine's context is longer than the model's."""
-    longest = AutoConfig.from_pretrained(student).max_position_embeddings
-    if config.engine.max_context > longest:
-        raise UserError(
-            f"engine.max_context {config.engine.max_context}", f"the student reads {longest} tokens", "lower it"
-        )
+def check_context(who: str, max_context: int, directory: Path) -> None:
+    """Raise `UserError` if the engine's context is longer than the model in `directory` reads."""
+    longest = AutoConfig.from_pretrained(directory).get_text_config().max_position_embeddings
+    if max_context > longest:
+        raise UserError(f"engine.max_context {max_context}", f"the {who} reads {longest} tokens", "lower it")
 
 
 def _check_engine(use: str) -> None:
@@ -135,7 +134,7 @@ def _check_engine(use: str) -> None:
 
 
 def _check_support(support: Support, config: TrainConfig, teacher: Path) -> None:
-    vocabulary = AutoConfig.from_pretrained(teacher).vocab_size
+    vocabulary = AutoConfig.from_pretrained(teacher).get_text_config().vocab_size
     if support.width > vocabulary:
         raise UserError(
             f"objective.width {support.width}", f"the vocabulary has {vocabulary} tokens", "lower the width"

@@ -64,7 +64,7 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     world = await open_world(config.environment)
     _initialise(config)
     student = resolve(config.student.model)
-    check_context(config, student)
+    check_context("student", config.engine.max_context, student)
     chat = Chat(tokenizer_of(config.student, student), world.tools)
     if not resume:
         directory.create(config)

@@ -57,7 +57,7 @@ async def test_a_killed_run_resumes_and_trains_every_step_once(tmp_path, command
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.communicate()
-    gone, alive = psutil.wait_procs(children, timeout=15)
+    _, alive = psutil.wait_procs(children, timeout=15)
     assert not alive, "a killed run left processes behind"
     done = run(tmp_path, "--resume")
     assert done.returncode == 0, done.stderr
