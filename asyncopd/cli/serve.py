@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from asyncopd.serve.server import plan_server, start
+from asyncopd.serve.server import plan_server, run
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -27,4 +27,4 @@ def serve(
     if host not in _LOOPBACK and api_key is None:
         typer.echo(f"warning: anyone who reaches {host} may use this server; give --api-key", err=True)
     typer.echo(f"serving {directory} as {server.name!r} at {server.url}; Ctrl-C ends it", err=True)
-    start(server)
+    raise typer.Exit(run(server))

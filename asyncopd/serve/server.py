@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
+import signal
 import socket
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -22,10 +26,12 @@ from asyncopd.errors import UserError
 
 # One process less, and no core of its own to spin on; the server binds no threads then.
 _CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# A server that is up ends within two seconds.
+_GRACE_S = 10
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
-    """A server to start: `command` and `environment` are those of one process, which ends when told to."""
+    """A server to run: what is executed with which variables, its model's name and where clients find it."""
 
     command: list[str]
     environment: dict[str, str]
@@ -64,10 +70,7 @@ def plan_server(
         command += ["--chat-template", str(template)]
     variables = {**environment, "VLLM_NO_USAGE_STATS": "1"}
     if _is_cpu_build():
-        memory = (served.engine if served else EngineSection()).kv_cache_mib * 2**20
-        # By default vLLM takes nearly all memory, and compiles for minutes.
-        command += ["--kv-cache-memory-bytes", str(memory), "--max-model-len", "auto", "--enforce-eager"]
-        command += ["--distributed-executor-backend", "uni"]
+        command += _cpu_arguments(served.engine if served else EngineSection())
         variables = {**_CPU_ENVIRONMENT, **variables}
     if api_key is not None:
         variables["VLLM_API_KEY"] = api_key  # an argument could be read by everyone on the machine
@@ -75,9 +78,38 @@ def plan_server(
     return Server(command=[*command, *extra], environment=variables, name=name, url=f"http://{address}:{port}/v1")
 
 
-def start(server: Server) -> None:
-    """Become the server: it gets this process's signals, and leaves nothing behind. Does not return."""
-    os.execve(server.command[0], server.command, server.environment)
+def _cpu_arguments(engine: EngineSection) -> list[str]:
+    # By default vLLM takes nearly all memory, and compiles for minutes.
+    memory = ["--kv-cache-memory-bytes", str(engine.kv_cache_mib * 2**20), "--max-model-len", "auto"]
+    return [*memory, "--enforce-eager", "--distributed-executor-backend", "uni"]
+
+
+def run(server: Server) -> int:
+    """Run the server until it ends, and return its exit code; SIGINT and SIGTERM end it, which is code 0."""
+    return asyncio.run(_supervise(server))
+
+
+async def _supervise(server: Server) -> int:
+    told = asyncio.Event()
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(signum, told.set)
+    process = await asyncio.create_subprocess_exec(
+        *server.command, env=server.environment, stdin=subprocess.DEVNULL, start_new_session=True
+    )
+    ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(told.wait())
+    try:
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if ended.done():
+            return ended.result()
+        process.terminate()
+        await asyncio.wait({ended}, timeout=_GRACE_S)
+        return 0
+    finally:
+        # All of its group: a signal that comes while vLLM starts is lost on it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        asked.cancel()
+        await ended
 
 
 def _find(directory: Path) -> tuple[Path, _Served | None]:
