@@ -12,6 +12,7 @@ from rich.console import Console
 from asyncopd.cli.console import ConsoleProgress
 from asyncopd.config.loading import load
 from asyncopd.config.root import SftConfig
+from asyncopd.runtime.run_directory import RunDirectory
 
 
 def sft(
@@ -23,9 +24,16 @@ def sft(
     from asyncopd.runtime.sft import sft as run
 
     console = Console()
+    loaded = load(config, set_, SftConfig)
+    directory = RunDirectory.named(loaded.run.dir, loaded.run.name)
+    loaded = loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": directory.path})})
     progress = ConsoleProgress(console)
     try:
-        result = asyncio.run(run(load(config, set_, SftConfig), resume=resume, callbacks=[progress]))
+        result = asyncio.run(run(loaded, resume=resume, callbacks=[progress]))
+    except KeyboardInterrupt:
+        if directory.latest_checkpoint() is not None:
+            console.print(f"stopped; resume with: asyncopd sft {directory.config} --resume", soft_wrap=True)
+        raise
     finally:
         progress.close()
     console.print(f"run directory: {result.run}\nfine-tuned model: {result.student}", soft_wrap=True)

@@ -16,7 +16,7 @@ import torch
 from asyncopd.learner.learner import Learner
 from asyncopd.models.mapped import write_tensors
 from asyncopd.records import Batch, StepReport, Version
-from asyncopd.seams import Manifest
+from asyncopd.seams import DeadlineExceeded, Manifest
 
 Result = TypeVar("Result")
 
@@ -24,14 +24,18 @@ Result = TypeVar("Result")
 class LearnerThread:
     """Drives a learner, and is its `WeightSource`."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self._executor = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(threads,))
         self._learner: Learner | None = None
 
     @classmethod
-    async def start(cls, build: Callable[[], Learner], threads: int) -> LearnerThread:
-        """Build a learner in a new thread with `threads` compute threads. Raises what building raises."""
-        thread = cls(threads)
+    async def start(cls, build: Callable[[], Learner], threads: int, timeout_s: float) -> LearnerThread:
+        """Build a learner in a new thread with `threads` compute threads. Raises what building raises.
+
+        A call that takes over `timeout_s` seconds raises `DeadlineExceeded`; the thread cannot be used after that.
+        """
+        thread = cls(threads, timeout_s)
         try:
             thread._learner = await thread._call(build)
         except BaseException:
@@ -62,8 +66,8 @@ class LearnerThread:
         await self._call(lambda: self._built.export(directory))
 
     def close(self) -> None:
-        """Let the call under way end, and no other begin."""
-        self._executor.shutdown(cancel_futures=True)
+        """Let no other call begin."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     @property
     def _built(self) -> Learner:
@@ -71,4 +75,8 @@ class LearnerThread:
         return self._learner
 
     async def _call(self, function: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"the learner took over {self._timeout_s:g} s (learner.timeout_s)") from error

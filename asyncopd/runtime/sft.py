@@ -66,13 +66,13 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     student = resolve(config.student.model)
     check_context("student", config.engine.max_context, student)
     chat = Chat(tokenizer_of(config.student, student), world.tools)
+    report = SftReport(directory, config.run.steps, callbacks)
+    report.stage("recording demonstrations")
+    demonstrations = await record(config, world, chat, report.warn)
     if not resume:
         directory.create(config)
-    report = SftReport(directory, config.run.steps, callbacks)
     async with AsyncExitStack() as stack:
         stack.callback(report.close)
-        report.stage("recording demonstrations")
-        demonstrations = await record(config, world, chat, report.warn)
         learner = await _start_learner(config, student, directory.latest_checkpoint() if resume else None)
         stack.callback(learner.close)
         meter = None
@@ -160,4 +160,4 @@ async def _start_learner(config: SftConfig, student: Path, checkpoint: Path | No
             learner.restore(checkpoint)
         return learner
 
-    return await LearnerThread.start(build, config.runtime.threads.learner)
+    return await LearnerThread.start(build, config.runtime.threads.learner, config.learner.timeout_s)

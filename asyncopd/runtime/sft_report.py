@@ -23,7 +23,7 @@ class SftReport:
         self._directory = directory
         self._steps = steps
         self._callbacks = callbacks
-        self._metrics = JsonLines(directory.metrics)
+        self._metrics: JsonLines | None = None
         self._began = time.monotonic()
         self._tokens = 0
 
@@ -36,6 +36,8 @@ class SftReport:
             callback.on_warning(message)
 
     def training_begins(self) -> None:
+        """Open the file of figures, in the run directory made by now, and start the clock."""
+        self._metrics = JsonLines(self._directory.metrics)
         self._began = time.monotonic()
 
     def evaluated(self, name: str, evaluation: Evaluation) -> None:
@@ -45,6 +47,7 @@ class SftReport:
 
     def step(self, batch: Batch, report: StepReport, success: float | None) -> None:
         """Write a step's figures and show its progress; `success` where it was measured."""
+        assert self._metrics is not None, "a step was taken before training began"
         self._tokens += report.tokens
         seconds = time.monotonic() - self._began
         figures = {"step": report.step + 1, "seconds": round(seconds, 3), "tokens": report.tokens, **report.metrics}
@@ -73,4 +76,5 @@ class SftReport:
         return summary
 
     def close(self) -> None:
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
