@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from asyncopd.engines.turn import token_seed
 from asyncopd.seams import Sampling
@@ -101,7 +102,7 @@ class Decoder:
         output = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, logits_to_keep=1
         )
-        return output.logits[:, -1].double(), [(layer.keys, layer.values) for layer in cache.layers]
+        return output.logits[:, -1].double(), [_keys_and_values(layer) for layer in cache.layers]
 
     def _keep(self, kept: list[bool]) -> None:
         if all(kept):
@@ -112,6 +113,12 @@ class Decoder:
         padding = int(self._mask_BL.any(dim=0).int().argmax()) if self._rows else 0
         self._mask_BL = self._mask_BL[:, padding:]
         self._layers = [(key[chosen][:, :, padding:], value[chosen][:, :, padding:]) for key, value in self._layers]
+
+
+def _keys_and_values(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
+    if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+        raise TypeError(f"the torch engine serves models of full attention only, not a {type(layer).__name__}")
+    return layer.keys, layer.values
 
 
 def _stack(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,8 @@ class Lifeline:
         task = loop.create_task(work)
         timeout = None if deadline == math.inf else max(0.0, deadline - loop.time())
         try:
-            await asyncio.wait({task, self._severed}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {task, self._severed}
+            await asyncio.wait(ends, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             if self._severed.done():
                 raise EngineDied(f"engine {self._name} {self._severed.result()}")
             if not task.done():

@@ -11,7 +11,7 @@ from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
 from asyncopd.engines.vllm_launch import vllm_environment
 from asyncopd.records import Version
-from asyncopd.seams import Engine
+from asyncopd.seams import DeadlineExceeded, Engine
 
 
 async def start_engine(
@@ -28,12 +28,16 @@ async def start_engine(
     """Serve the checkpoint in `directory` as `version` on the engine `section.use`.
 
     `threads` are compute threads; `head_draws` is the most TopK(μ) entries a request may ask for. Raises
-    `TimeoutError` after `section.start_timeout_s`, and what the engine raises for a model it refuses.
+    `DeadlineExceeded` after `section.start_timeout_s`, and what the engine raises for a model it refuses.
     """
     engine_class = await asyncio.to_thread(_import, section.use, threads)
-    return await engine_class.start(
-        name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, head_draws=head_draws
-    )
+    try:
+        return await engine_class.start(
+            name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, head_draws=head_draws
+        )
+    except TimeoutError as error:
+        late = f"engine {name} did not start within {section.start_timeout_s:g} s (engine.start_timeout_s)"
+        raise DeadlineExceeded(late) from error
 
 
 def _import(use: str, threads: int) -> Any:

@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
-from vllm.outputs import CompletionOutput
+from vllm.logprobs import FlatLogprobs
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -126,6 +127,7 @@ class VllmEngine:
         finally:
             if not finished:
                 await self._llm.abort(request.request_id)
+        assert isinstance(output, RequestOutput)
         return _generation(output.outputs[0], version, request.draws.head)
 
     async def close(self) -> None:
@@ -214,6 +216,9 @@ def _parameters(request: GenerateRequest, count: int) -> SamplingParams:
 
 def _generation(output: CompletionOutput, first: Version, head: int) -> Generation:
     """Unpack vLLM's rows of log-probs: the sampled token, then TopK(μ) in falling order."""
+    assert isinstance(output.logprobs, FlatLogprobs)
+    assert output.weight_versions is not None
+    assert output.finish_reason is not None
     count = len(output.token_ids)
     logp_RK = np.array(output.logprobs.logprobs, np.float32).reshape(count, head + 1)
     draws = None

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _MIB = 2**20
+_BATCHED_TOKENS = 2048  # of one step, at least; a whole context always fits beside the running requests
 _environment_lock = threading.Lock()
 
 
@@ -37,6 +38,8 @@ def vllm_environment(threads: int) -> Iterator[None]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the core's process, not in a third one
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
+        "TORCH_CPP_LOG_LEVEL": "ERROR",  # the core shares this terminal; its errors are still seen
+        "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
     }
     with _environment_lock:
@@ -103,7 +106,11 @@ def _construct(
             logprobs_mode="processed_logprobs",  # log μ of the distribution sampled, after temperature
             distributed_executor_backend="uni",
             enforce_eager=on_cpu,  # compiling takes minutes there and gains little
+            # vLLM 0.32 rewinds a seeded sampler after each partial prefill, which kills its core on a CPU.
+            enable_chunked_prefill=not on_cpu,
+            max_num_batched_tokens=max(_BATCHED_TOKENS, section.max_context + section.max_concurrent),
             disable_log_stats=True,
+            use_tqdm_on_load=False,
             weight_transfer_config=WeightTransferConfig(backend=BACKEND),
             **memory,
         )

@@ -63,7 +63,7 @@ class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate])
             self._verified = list(map_tensors(manifest))
             return
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(iter(self._verified))
+        self.model.load_weights(iter(self._verified))  # type: ignore[operator]
         finalize_layerwise_reload(self.model, self.model_config)
         self._verified = []
         if self.model_config.hf_text_config.tie_word_embeddings:

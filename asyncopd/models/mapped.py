@@ -56,7 +56,7 @@ def _write_body(file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]
     for name, tensor in named_tensors:
         if tensor.dtype not in _NAMES:
             raise ValueError(f"weights: {name} is {tensor.dtype}; only {', '.join(_DTYPES)} can be published")
-        data = memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
         offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
         file.seek(offset)
         file.write(data)
