@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _STEP_BITS = 40
 
@@ -36,6 +36,6 @@ class Version(NamedTuple):
         return cls(int(timeline), int(step))
 
 
-def steps_of(packed_T):  # noqa: ANN001, ANN201 - any integer array, same kind out
-    """Return the optimizer step of each packed version in an integer array."""
+def steps_of(packed_T: Any) -> Any:
+    """Return the optimizer step of each packed version in an integer array of any kind, in the same kind."""
     return packed_T & ((1 << _STEP_BITS) - 1)
