@@ -155,7 +155,7 @@ class Scheduler:
         state, progress = self._state, self._state.progress
         newest = state.engines.newest
         commands: list[Command] = []
-        if newest is None:
+        if newest is None or state.engines.running == self._max_concurrent:
             return commands
         for step in range(progress.next_step, min(progress.steps, newest.step + progress.reach + 1)):
             for group in state.tickets.row(step):

@@ -46,9 +46,10 @@ class Group:
 
     @property
     def ready(self) -> bool:
-        return not self.cancelled and all(
-            ticket.attempt is not None and ticket.attempt.state is AttemptState.READY for ticket in self.tickets
-        )
+        for ticket in self.tickets:
+            if ticket.attempt is None or ticket.attempt.state is not AttemptState.READY:
+                return False
+        return True
 
     @property
     def deadline(self) -> float:

@@ -10,6 +10,7 @@ import pytest
 from asyncopd.records import Version
 from asyncopd.scheduler import commands as do
 from asyncopd.scheduler import events as on
+from asyncopd.scheduler.engines import Engines
 from asyncopd.scheduler.tasks import TaskOrder
 
 
@@ -69,6 +70,17 @@ def test_the_least_loaded_engine_serves_and_an_older_one_only_what_it_may(world:
     assert {order.engine for order in orders} == {"student-1"}, "student-0 still serves version 0"
     run.commit("student-0")
     assert [order.engine for order in started(run.fail(5))] == ["student-0"]
+
+
+def test_of_equally_loaded_engines_the_newest_serves() -> None:
+    engines = Engines()
+    engines.ready("first", Version(0, 1))
+    engines.ready("second", Version(0, 2))
+    assert engines.least_loaded(oldest=1) == "second"
+    assert engines.serve("second") == Version(0, 2)
+    assert engines.least_loaded(oldest=1) == "first"
+    assert engines.least_loaded(oldest=2) == "second", "however loaded, no older one will do"
+    assert engines.least_loaded(oldest=3) is None
 
 
 def test_nothing_starts_on_a_lost_engine(world: Any) -> None:
