@@ -7,6 +7,9 @@ vLLM calls `register` in each of its processes, through the entry point `vllm.ge
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from typing import Any
 import msgspec
 import torch
 from safetensors import safe_open
+from vllm.config import VllmConfig, WeightTransferConfig
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -49,6 +53,12 @@ class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate])
     supports_draft_weight_update = False
 
     _verified: list[tuple[str, torch.Tensor]]
+
+    def __init__(
+        self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
+    ) -> None:
+        super().__init__(config, vllm_config, device, model)
+        _end_with_parent()
 
     def init_transfer_engine(self, init_info: MappedInit) -> None:
         """Nothing to set up: a manifest says all."""
@@ -95,6 +105,19 @@ class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate])
         for module in self.model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent does: vLLM's core outlives a parent that is killed, and idles for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def _checkpoint_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
