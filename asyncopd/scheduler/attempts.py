@@ -86,7 +86,7 @@ class Attempt:
         assert self.running, f"attempt {self.id} is {self.state} and finishes"
         assert meta.group == self.group, f"attempt {self.id} of group {self.group} finished in group {meta.group}"
         if meta.tokens.generated:
-            assert self.oldest <= meta.first_step <= meta.mean_step <= meta.last_step, (
+            assert self.oldest <= meta.first_step <= round(meta.mean_step, 6) <= meta.last_step, (
                 f"attempt {self.id} began at step {self.oldest}; its tokens' steps are "
                 f"{meta.first_step}, {meta.mean_step}, {meta.last_step} (least, mean, greatest)"
             )

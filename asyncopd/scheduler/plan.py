@@ -61,7 +61,7 @@ def swaps(
     unready.sort(key=lambda group: (group.deadline, group.id))
     weights_N = weights_at(step, [attempt for group in ready for attempt in group.attempts], section)
     counts = (weights_N.reshape(len(ready), -1) > 0).all(axis=1)
-    fresh = [group for group, every_member_counts in zip(ready, counts, strict=True) if every_member_counts]
+    fresh = [ready[i] for i in np.flatnonzero(counts)]
     # Both rise, by deadline and by step: if this pairing breaks a deadline, so does every other.
     pairs = list(zip(unready, fresh, strict=False))
     complete = len(pairs) == len(unready) and all(substitute.step <= group.deadline for group, substitute in pairs)
