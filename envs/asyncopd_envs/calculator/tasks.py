@@ -33,7 +33,7 @@ def _price(item: str) -> dict[str, Any]:
 
 
 def _number(rng: random.Random) -> int:
-    return rng.randint(2, 99)
+    return rng.randint(10, 99)
 
 
 def _factor(rng: random.Random) -> int:

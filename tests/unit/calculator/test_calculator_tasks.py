@@ -31,8 +31,8 @@ def test_ids_are_unique_and_hang_on_content_only(splits: dict[str, list[Task]]) 
     tasks = splits["train"] + splits["test"]
     assert len({task.id for task in tasks}) == len(tasks)
     # Written down, since a task that changes its id changes every journal and every cached score.
-    assert splits["test"][0].id == "expression-820f8a807190"
-    assert splits["test"][0].data["question"] == "What is 29+92+13?"
+    assert splits["test"][0].id == "expression-2a8ba7ef2e58"
+    assert splits["test"][0].data["question"] == "What is 37+21+77?"
 
 
 def test_a_longer_list_begins_with_a_shorter(splits: dict[str, list[Task]]) -> None:
