@@ -27,4 +27,3 @@ class ScoringSection(Section):
 
     max_retries: int = Field(2, ge=0)
     """Further tries before the tokens of a segment are masked as unscored."""
-

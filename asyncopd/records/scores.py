@@ -63,6 +63,4 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     def narrowed(self, support: Support) -> Scores:
         """Return these scores at a contained support."""
         assert self.support.contains(support), f"{support} is not contained in {self.support}"
-        return Scores(
-            support=support, ids_RK=self.ids_RK[:, : support.width], logp_RK=self.logp_RK[:, : support.width]
-        )
+        return Scores(support=support, ids_RK=self.ids_RK[:, : support.width], logp_RK=self.logp_RK[:, : support.width])

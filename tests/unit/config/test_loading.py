@@ -54,7 +54,7 @@ def test_overrides_apply_in_order_and_make_missing_sections(tmp_path):
 def test_a_malformed_override_is_refused(tmp_path, override):
     path = tmp_path / "c.yaml"
     path.write_text("student: {model: a}\n")
-    with pytest.raises(UserError, match="section.field=value"):
+    with pytest.raises(UserError, match=r"section.field=value"):
         load(path, [override], TrainConfig)
 
 
@@ -67,7 +67,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path, text, said):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(UserError, match="nowhere.yaml: there is no such file"):
+    with pytest.raises(UserError, match=r"nowhere.yaml: there is no such file"):
         load(tmp_path / "nowhere.yaml", [], TrainConfig)
 
 

@@ -49,7 +49,7 @@ async def test_damaged_bytes_are_refused(tmp_path):
     data = bytearray(path.read_bytes())
     data[-50] ^= 1
     path.write_bytes(bytes(data))
-    with pytest.raises(DamagedPayload, match="payloads.bin"):
+    with pytest.raises(DamagedPayload, match=r"payloads.bin"):
         store.get("key")
     await store.close()
 

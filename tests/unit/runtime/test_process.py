@@ -45,7 +45,7 @@ async def test_what_a_call_raises_reaches_the_caller_and_the_process_lives_on(wo
 
 
 async def test_a_call_past_its_deadline_kills_the_process_and_says_so(worker):
-    with pytest.raises(WorkerLost, match="the test process took over 0.2 s in sleep"):
+    with pytest.raises(WorkerLost, match=r"the test process took over 0.2 s in sleep"):
         await worker.call(time.sleep, 60, timeout_s=0.2)
     with pytest.raises(WorkerLost, match="died"):
         await worker.call(_divide, 1, 2, timeout_s=30)
