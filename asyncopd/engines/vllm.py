@@ -210,6 +210,7 @@ def _parameters(request: GenerateRequest, count: int) -> SamplingParams:
         logprobs=request.draws.head,
         flat_logprobs=True,
         detokenize=False,
+        skip_clone=True,  # made for this request alone; a deep copy costs more than all else of submitting it
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 

@@ -144,7 +144,6 @@ async def _train(
         version = Version(record.timeline, record.step)
         if resume:
             loop.emit(events.RolledBack, timeline=record.timeline, step=record.step)
-            await learning.put(commands.PublishWeights(version=version))
         else:
             loop.emit(events.EngineReady, engine=roles.engine.name, version=version)
         await loop.run()

@@ -71,6 +71,7 @@ class WorkerProcess:
 def _prepare(threads: int) -> int:
     # A terminal's Ctrl-C reaches the whole process group; the main process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(10)  # the event loop, which feeds everyone, goes before those who compute
     threading.Thread(target=_follow_parent, daemon=True).start()
     import torch
 

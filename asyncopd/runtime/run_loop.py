@@ -78,6 +78,7 @@ class RunLoop:
             for event in events:
                 for command in self.scheduler.apply(event):
                     await self._dispatch(command)
+                    await asyncio.sleep(0)  # a burst of starts must not hold up everything else
         if isinstance(self._end, commands.FailRun):
             raise RunFailed(self._end.reason)
         return self._end.reason

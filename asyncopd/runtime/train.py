@@ -25,8 +25,6 @@ from asyncopd.weights.sync import PublishFailed
 
 _MAX_RESTARTS = 3
 
-_log = logging.getLogger("asyncopd")
-
 
 class Interrupted(RuntimeError):
     """The run was asked to stop, and its checkpoint is saved; the message says how to resume."""
@@ -85,11 +83,12 @@ async def _train(config: TrainConfig, resume: bool, callbacks: Sequence[Callback
 def _log_file(path: Path) -> Iterator[None]:
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s %(message)s"))
-    _log.addHandler(handler)
+    root = logging.getLogger()
+    root.addHandler(handler)
     try:
         yield
     finally:
-        _log.removeHandler(handler)
+        root.removeHandler(handler)
         handler.close()
 
 
