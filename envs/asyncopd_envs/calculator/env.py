@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import random
 import re
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from asyncopd.records import Message, Outcome, Task, ToolSpec, Trajectory
+from asyncopd.records import Message, Outcome, Task, ToolCall, ToolSpec, Trajectory
 from asyncopd.seams import Demonstration, Observation, Step, ToolResult
 from asyncopd_envs.calculator.arithmetic import ArithmeticFault, evaluate, written
 from asyncopd_envs.calculator.expert import ERROR, say
@@ -85,7 +84,7 @@ class Calculator:
         messages = [Message(role="user", content=task.data["question"])]
         if self.options.instructions:
             messages.insert(0, Message(role="system", content=self.options.instructions))
-        return Observation(messages=messages, privileged=[_worked(task)])
+        return Observation(messages=messages, privileged=_worked(task))
 
     async def step(self, action: Message, results: Sequence[ToolResult] = ()) -> Step:
         """Judge a message without calls; results of calls speak for themselves."""
@@ -135,10 +134,12 @@ def _seconds(latency: Latency, rng: random.Random) -> float:
     return rng.lognormvariate(math.log(latency.mean) - latency.sigma**2 / 2, latency.sigma)
 
 
-def _worked(task: Task) -> Message:
-    lines = []
-    for call in task.data["calls"]:
-        said = json.dumps({"name": call["name"], "arguments": call["arguments"]})
-        lines.append(f"<tool_call>{said}</tool_call> gives {call['result']}")
-    text = "\n".join(["The worked calls:", *lines, f"The answer is {task.data['answer']}."])
-    return Message(role="system", content=text)
+def _worked(task: Task) -> list[Message]:
+    """Return the same conversation as it should go: what a teacher sees before it reads the student's."""
+    messages = [Message(role="user", content=task.data["question"])]
+    for number, call in enumerate(task.data["calls"]):
+        asked = ToolCall(id=f"worked_{number}", name=call["name"], arguments=call["arguments"])
+        messages.append(Message(role="assistant", content="", tool_calls=[asked]))
+        result = str(call["result"])
+        messages.append(Message(role="tool", content=result, tool_call_id=asked.id, name=asked.name))
+    return [*messages, Message(role="assistant", content=str(task.data["answer"]))]
