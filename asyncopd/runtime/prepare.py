@@ -92,7 +92,8 @@ async def open_world(section: EnvironmentSection) -> World:
         train = factory.tasks("train", **section.options)
         test = factory.tasks("test", **section.options)
     except (TypeError, ValueError) as error:
-        raise UserError("environment.options", str(error), f"see the README of {section.use!r}") from None
+        reason = " ".join(str(error).split())
+        raise UserError("environment.options", reason, f"see the README of {section.use!r}") from None
     await environment.close()
     if not train:
         raise UserError("environment", f"{section.use!r} has no training tasks", "change its options")

