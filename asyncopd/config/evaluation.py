@@ -16,5 +16,8 @@ class EvaluationSection(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature."""
 
+    max_retries: int = Field(3, ge=0)
+    """Further tries of a task whose episode came to nothing through no fault of the agent."""
+
     teacher: bool = True
     """Whether the teacher is measured too."""

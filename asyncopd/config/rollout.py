@@ -35,6 +35,3 @@ class RolloutSection(Section):
 
     episode_timeout_s: float = Field(600, gt=0)
     """Seconds an episode may take; after that it is retried."""
-
-    max_retries: int = Field(3, ge=0)
-    """New attempts after infrastructure errors, before a ticket is cancelled."""

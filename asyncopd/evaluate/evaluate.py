@@ -33,7 +33,9 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     outcomes: dict[str, int]
 
 
-async def evaluate(pool: RolloutPool, tasks: Sequence[Task], *, min_version: Version = INITIAL) -> Evaluation:
+async def evaluate(
+    pool: RolloutPool, tasks: Sequence[Task], *, max_retries: int, min_version: Version = INITIAL
+) -> Evaluation:
     """Live each task once and count successes; the pool's section says how.
 
     An episode that comes to nothing through no fault of the agent is tried `max_retries` more times, then
@@ -42,7 +44,10 @@ async def evaluate(pool: RolloutPool, tasks: Sequence[Task], *, min_version: Ver
     began = time.monotonic()
     try:
         async with asyncio.TaskGroup() as group:
-            runs = [group.create_task(_live(pool, task, index, min_version)) for index, task in enumerate(tasks)]
+            runs = [
+                group.create_task(_live(pool, task, index * (max_retries + 1), max_retries, min_version))
+                for index, task in enumerate(tasks)
+            ]
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
     ended = [run.result() for run in runs]
@@ -66,11 +71,12 @@ async def evaluate(pool: RolloutPool, tasks: Sequence[Task], *, min_version: Ver
     )
 
 
-async def _live(pool: RolloutPool, task: Task, index: int, min_version: Version) -> Trajectory | RolloutError:
-    """Return the record of the first try that has one, or why the last had none."""
-    tries = pool.section.max_retries + 1
-    for retry in range(tries):
-        attempt = -1 - (index * tries + retry)  # negative, as those of training are not
+async def _live(
+    pool: RolloutPool, task: Task, first: int, max_retries: int, min_version: Version
+) -> Trajectory | RolloutError:
+    """Return the record of the first try that has one, or why the last had none; tries are numbered from `first`."""
+    for number in range(first, first + max_retries + 1):
+        attempt = -1 - number  # negative, as those of training are not
         try:
             return await pool.run(attempt, task, SAMPLE, min_version)
         except RolloutError as error:

@@ -23,7 +23,8 @@ async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Engi
     async with AsyncExitStack() as stack:
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)
-        return await evaluate(pool, world.test[: config.evaluation.tasks])
+        tasks = world.test[: config.evaluation.tasks]
+        return await evaluate(pool, tasks, max_retries=config.evaluation.max_retries)
 
 
 async def measure(config: TrainConfig, model: str) -> dict[str, Any]:

@@ -21,18 +21,21 @@ from asyncopd.weights.sync import ShmWeightSync
 class Meter:
     """Made by `open_meter`; not for use while the learner steps."""
 
-    def __init__(self, pool: RolloutPool, engine: Engine, sync: ShmWeightSync, learner: LearnerThread) -> None:
+    def __init__(
+        self, pool: RolloutPool, engine: Engine, sync: ShmWeightSync, learner: LearnerThread, max_retries: int
+    ) -> None:
         self._pool = pool
         self._engine = engine
         self._sync = sync
         self._learner = learner
+        self._max_retries = max_retries
 
     async def measure(self, tasks: Sequence[Task]) -> Evaluation:
         """Live each task once with the learner's weights as they are."""
         version = Version(0, self._learner.steps)
         if self._engine.version != version:
             await self._sync.publish(version, self._learner)
-        return await evaluate(self._pool, tasks, min_version=version)
+        return await evaluate(self._pool, tasks, max_retries=self._max_retries, min_version=version)
 
 
 @asynccontextmanager
@@ -47,4 +50,4 @@ async def open_meter(
         stack.callback(sync.close)
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)
-        yield Meter(pool, engine, sync, learner)
+        yield Meter(pool, engine, sync, learner, config.evaluation.max_retries)

@@ -23,7 +23,7 @@ def tasks(count: int) -> list[Task]:
 @pytest.fixture
 def pool(shop: type, scripted_engine: type, byte_chat: Any) -> Callable[..., RolloutPool]:
     def build(script: Callable[[GenerateRequest], str], **options: Any) -> RolloutPool:
-        section = RolloutSection(max_concurrent=4, max_retries=2, **options)
+        section = RolloutSection(max_concurrent=4, **options)
         return RolloutPool(scripted_engine(byte_chat, script), shop, byte_chat, section, seed=3)
 
     return build
@@ -31,7 +31,7 @@ def pool(shop: type, scripted_engine: type, byte_chat: Any) -> Callable[..., Rol
 
 async def test_share_interval_tokens_and_outcomes(pool) -> None:
     answers = iter(["it is 4", "it is 5", "it is 4", "it is 4"])
-    evaluation = await evaluate(place := pool(lambda _: next(answers)), tasks(4))
+    evaluation = await evaluate(place := pool(lambda _: next(answers)), tasks(4), max_retries=2)
     assert (evaluation.success, evaluation.tasks) == (0.75, 4)
     assert (evaluation.low, evaluation.high) == wilson(3, 4)
     assert evaluation.outcomes == {"success": 3, "failure": 1}
@@ -49,7 +49,7 @@ async def test_infrastructure_errors_are_retried_then_left_out_never_failures(po
             raise ConnectionError("gone")
         return "it is 4"
 
-    evaluation = await evaluate(place := pool(flaky), tasks(4))
+    evaluation = await evaluate(place := pool(flaky), tasks(4), max_retries=2)
     assert (evaluation.success, evaluation.tasks) == (1.0, 3)
     assert (evaluation.low, evaluation.high) == wilson(3, 3)
     assert evaluation.outcomes == {"success": 3, "infrastructure_error": 1}
@@ -63,7 +63,7 @@ async def test_nothing_measured_is_an_error_not_a_zero(pool) -> None:
         raise ConnectionError("gone")
 
     with pytest.raises(RolloutError, match="ConnectionError: gone"):
-        await evaluate(pool(broken), tasks(2))
+        await evaluate(pool(broken), tasks(2), max_retries=2)
 
 
 async def test_death_of_the_engine_ends_the_evaluation(pool) -> None:
@@ -71,4 +71,4 @@ async def test_death_of_the_engine_ends_the_evaluation(pool) -> None:
         raise EngineDied("engine e is gone")
 
     with pytest.raises(EngineDied):
-        await evaluate(pool(die), tasks(3))
+        await evaluate(pool(die), tasks(3), max_retries=2)
