@@ -13,6 +13,8 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from asyncopd.models.permissions import follow_umask
+
 
 @contextmanager
 def atomic_directory(target: Path) -> Iterator[Path]:
@@ -25,6 +27,7 @@ def atomic_directory(target: Path) -> Iterator[Path]:
         fresh, former = Path(scratch, "new"), Path(scratch, "old")
         fresh.mkdir()
         yield fresh
+        follow_umask(fresh)
         for path in [*fresh.rglob("*"), fresh]:
             _sync(path)
         if target.exists():

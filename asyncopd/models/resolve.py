@@ -20,6 +20,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from asyncopd.errors import UserError
+from asyncopd.models.permissions import follow_umask
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +137,7 @@ def _prepare(name: str, gguf: Path, ready: Path) -> None:
     log.info("preparing %s from %s, once; kept in %s", name, gguf, ready)
     try:
         _dequantise(gguf, partial)
+        follow_umask(partial)
         partial.rename(ready)
     except (ValueError, KeyError, struct.error) as error:
         why = f"{gguf} cannot be read as a GGUF model ({error})"

@@ -98,6 +98,7 @@ def test_gguf_becomes_a_plain_checkpoint_that_loads(tiny_gguf: Path, cache: Path
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     path = resolve(str(tiny_gguf))
+    assert len({file.stat().st_mode for file in path.iterdir()}) == 1, "weights may be read by whom the rest may"
     assert path.parent == cache
     model = AutoModelForCausalLM.from_pretrained(path)
     embedding = next(tensor for tensor in gguf.GGUFReader(tiny_gguf).tensors if tensor.name == "token_embd.weight")

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from asyncopd.models.permissions import follow_umask
 from asyncopd_envs.calculator.tokenizer import MAX_CONTEXT, build
 
 
@@ -35,3 +36,4 @@ def create(directory: Path, *, width: int, layers: int, seed: int) -> None:
     torch.manual_seed(seed)
     Qwen3ForCausalLM(config).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    follow_umask(directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_an_export_is_an_ordinary_checkpoint(make_learner, make_batch, tmp_path:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "export")
     assert tokenizer.chat_template == "{{ messages[0].content }}"
     assert tokenizer("w5")["input_ids"] == [5]
+
+
+def test_an_export_may_be_read_by_whom_the_umask_lets_read(make_learner, tmp_path: Path):
+    """The user who serves a student need not be the one who trained it."""
+    former = os.umask(0o027)
+    try:
+        make_learner().export(tmp_path / "export")
+    finally:
+        os.umask(former)
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "export").iterdir()} == {0o640}
+    assert (tmp_path / "export").stat().st_mode & 0o777 == 0o750
 
 
 def test_tied_weights_are_published_once_in_serving_dtype(make_learner):
