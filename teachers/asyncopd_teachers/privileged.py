@@ -8,13 +8,23 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+from pydantic import Field
 
+from asyncopd.config.loading import validate
+from asyncopd.config.section import Section
 from asyncopd.config.teacher import TeacherSection
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve_template
 from asyncopd.records import Message, ScoreRequest, Segment, Support, ToolSpec, Trajectory
 from asyncopd.text.chat import Chat
 from asyncopd_teachers.torch import TorchTeacher
+
+
+class PrivilegedOptions(Section):
+    """`teacher.options` of the privileged teacher."""
+
+    repeats: int = Field(1, ge=1)
+    """How often the privileged messages are read; small models copy what they have seen twice."""
 
 
 class PrivilegedTeacher(TorchTeacher):
@@ -27,8 +37,9 @@ class PrivilegedTeacher(TorchTeacher):
     def __init__(
         self, directory: Path, section: TeacherSection, *, threads: int, tools: Sequence[ToolSpec] = ()
     ) -> None:
-        """`tools` are rendered into the prompt as they were for the student."""
-        super().__init__(directory, section, threads=threads, tools=tools)
+        """`tools` are rendered into the prompt as they were for the student. Raises `UserError` for wrong options."""
+        super().__init__(directory, section.model_copy(update={"options": {}}), threads=threads, tools=tools)
+        self._repeats = validate(section.options, PrivilegedOptions, "teacher.options").repeats
         self._tools = tools
 
     def view(self, trajectory: Trajectory, support: Support) -> list[ScoreRequest]:
@@ -48,7 +59,8 @@ class PrivilegedTeacher(TorchTeacher):
 
     def _informed(self, trajectory: Trajectory, segment: Segment, request: ScoreRequest) -> ScoreRequest:
         opening = int(np.count_nonzero(segment.turn_T < 0))
-        prompt_ids = self._chat.prompt_ids(informed_prompt(trajectory, _first_turn(segment)))
+        told = msgspec.structs.replace(trajectory, privileged=trajectory.privileged * self._repeats)
+        prompt_ids = self._chat.prompt_ids(informed_prompt(told, _first_turn(segment)))
         context_ids_C = np.concatenate([np.array(prompt_ids, np.int32), segment.ids_T[opening:]])
         row_map_R = (request.row_map_R + (len(prompt_ids) - opening)).astype(np.int32)
         return msgspec.structs.replace(request, context_ids_C=context_ids_C, row_map_R=row_map_R)

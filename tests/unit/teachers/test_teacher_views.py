@@ -11,6 +11,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from asyncopd.config.teacher import TeacherSection
+from asyncopd.errors import UserError
 from asyncopd.records import (
     Draws,
     LossMask,
@@ -139,6 +140,23 @@ def test_privileged_system_messages_join_the_system_message(
     (request,) = informed.view(trajectory([lived], [turn("a", "b")], told), TOPK)
     expected = [Message(role="system", content="a system\n\na cup"), told[1], PROMPT[1]]
     assert request.context_ids_C[:-1].tolist() == prompt_ids(expected)
+
+
+def test_privileged_messages_are_read_as_often_as_asked(
+    checkpoint: Callable[[int], Path], prompt_ids: Callable[[list[Message]], list[int]]
+) -> None:
+    section = TeacherSection(model="x", options={"repeats": 2})
+    twice = PrivilegedTeacher(checkpoint(0), section, threads=1)
+    lived = segment([(prompt_ids(PROMPT), -1, 0), ([30], 0, 1)])
+    told = [Message(role="user", content="a lamp")]
+    (request,) = twice.view(trajectory([lived], [turn("a", "b")], told), TOPK)
+    assert request.context_ids_C[:-1].tolist() == prompt_ids([PROMPT[0], *told, *told, PROMPT[1]])
+
+
+@pytest.mark.parametrize("options", [{"repeats": 0}, {"repeat": 2}])
+def test_wrong_options_are_named(options: dict[str, int], checkpoint: Callable[[int], Path]) -> None:
+    with pytest.raises(UserError, match=f"teacher.options.*{next(iter(options))}"):
+        PrivilegedTeacher(checkpoint(0), TeacherSection(model="x", options=options), threads=1)
 
 
 def test_a_later_segment_is_told_the_turns_its_prompt_stands_for(
