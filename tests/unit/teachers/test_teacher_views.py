@@ -146,7 +146,7 @@ def test_privileged_messages_are_read_as_often_as_asked(
     checkpoint: Callable[[int], Path], prompt_ids: Callable[[list[Message]], list[int]]
 ) -> None:
     section = TeacherSection(model="x", options={"repeats": 2})
-    twice = PrivilegedTeacher(checkpoint(0), section, threads=1)
+    twice = PrivilegedTeacher(checkpoint(0), section, threads=1, tools=[TOOL])
     lived = segment([(prompt_ids(PROMPT), -1, 0), ([30], 0, 1)])
     told = [Message(role="user", content="a lamp")]
     (request,) = twice.view(trajectory([lived], [turn("a", "b")], told), TOPK)
