@@ -64,7 +64,7 @@ class Forward:
         head_chunk: int,
         dtype: torch.dtype,
     ) -> None:
-        use_packed_attention(model)
+        use_packed_attention(model, "student.model")
         self._model = model
         self._temperature = temperature
         self._distill_temperature = distill_temperature

@@ -27,7 +27,7 @@ def load(directory: Path, dtype: Literal["float32", "bfloat16"]) -> None:
     """Make the model in `directory` this process's teacher."""
     global _model
     model = load_causal_lm(directory, dtype)
-    use_packed_attention(model)
+    use_packed_attention(model, "teacher.model")
     _model = model
 
 

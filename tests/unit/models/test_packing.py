@@ -9,7 +9,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from asyncopd.errors import UserError
 from asyncopd.models.attention import use_packed_attention
@@ -62,7 +74,7 @@ def test_packed_equals_alone_in_value_and_gradient(build):
     (alone * probe).sum().backward()
     expected = {name: parameter.grad for name, parameter in model.base_model.named_parameters()}
     model.zero_grad()
-    use_packed_attention(model)
+    use_packed_attention(model, "student.model")
     packed = packed_hidden(model)
     (packed * probe).sum().backward()
     assert torch.allclose(packed, alone, atol=1e-5)
@@ -85,7 +97,7 @@ class Masks(TorchDispatchMode):
 
 def test_no_mask_over_the_pack_exists():
     model = mistral().eval()
-    use_packed_attention(model)
+    use_packed_attention(model, "student.model")
     with Masks() as masks:
         packed_hidden(model)
     assert 0 < masks.side < sum(LENGTHS)
@@ -95,7 +107,34 @@ def test_a_model_whose_attention_is_fixed_is_refused(monkeypatch):
     model = qwen()
     monkeypatch.setattr(type(model), "_can_set_attn_implementation", classmethod(lambda cls: False))
     with pytest.raises(UserError, match="Qwen3ForCausalLM"):
-        use_packed_attention(model)
+        use_packed_attention(model, "student.model")
+
+
+def cohere() -> PreTrainedModel:
+    return CohereForCausalLM(CohereConfig(**SHAPE | {"head_dim": 8}, eos_token_id=1))
+
+
+def gemma() -> PreTrainedModel:
+    return Gemma2ForCausalLM(Gemma2Config(**SHAPE, final_logit_softcapping=1.0))
+
+
+def recurrent() -> PreTrainedModel:
+    """A model whose layers carry a state from each token to the next, and so from each sequence to the next."""
+    return Lfm2ForCausalLM(Lfm2Config(**SHAPE | {"head_dim": 8}, layer_types=["conv", "full_attention"]))
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        (cohere, "CohereForCausalLM .*logit_scale = 0.0625"),
+        (gemma, "Gemma2ForCausalLM .*final_logit_softcapping = 1.0"),
+        (recurrent, "Lfm2ForCausalLM "),
+    ],
+)
+def test_a_model_that_would_be_computed_wrongly_is_refused(build, said):
+    torch.manual_seed(0)
+    with pytest.raises(UserError, match=f"^teacher.model: {said}.*choose a model"):
+        use_packed_attention(build().eval(), "teacher.model")
 
 
 def test_positions_start_again_in_each_sequence():
