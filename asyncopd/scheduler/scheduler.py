@@ -76,7 +76,7 @@ class Scheduler:
     @property
     def ledger(self) -> Ledger:
         """The balance of attempts and tokens as of the last event."""
-        return self._state.books.balance(self._state.attempts.admitted, self._state.attempts.live.values())
+        return self._state.balance
 
     @property
     def finished(self) -> bool:

@@ -10,7 +10,7 @@ from asyncopd.records import AttemptReport, AttemptState, TrajectoryMeta
 from asyncopd.scheduler import events as on
 from asyncopd.scheduler.attempts import Attempt, Attempts
 from asyncopd.scheduler.engines import Engines
-from asyncopd.scheduler.ledger import Books
+from asyncopd.scheduler.ledger import Books, Ledger
 from asyncopd.scheduler.progress import Progress
 from asyncopd.scheduler.tickets import Group, Tickets
 
@@ -34,8 +34,16 @@ class RunState:
     unscored: list[Attempt] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
 
+    @property
+    def balance(self) -> Ledger:
+        """The conservation law as of the last event."""
+        return self.books.balance(self.attempts.admitted, self.attempts.live.values())
+
     def note(self, event: on.AnyEvent) -> None:
-        """Take note of `event`. Raises `AssertionError` if it cannot follow the earlier ones."""
+        """Take note of `event`. Raises `AssertionError` if it cannot follow the earlier ones.
+
+        The conservation law is checked at every checkpoint; `ConservationError` is such an error.
+        """
         match event:
             case on.EngineReady():
                 self._engine_ready(event)
@@ -54,6 +62,7 @@ class RunState:
             case on.CheckpointSaved():
                 self.progress.save(event.step)
                 self._settle(event.step)
+                self.balance.check()
             case on.RolledBack():
                 self._rolled_back(event)
             case on.StopRequested():

@@ -64,6 +64,16 @@ def test_a_learner_that_reports_other_tokens_than_it_got_shows_at_once(world: An
     assert not run.scheduler.ledger.holds
 
 
+def test_books_that_do_not_balance_end_the_run_at_the_next_checkpoint(world: Any) -> None:
+    run = world(max_staleness=0, batch_size=1, checkpoint_every=1)
+    run.start_engine()
+    run.complete(0)
+    report = msgspec.structs.replace(run.report(0), trained=9)
+    run.scheduler.apply(on.StepTrained(time=0, step=0, attempts=(report,)))
+    with pytest.raises(ConservationError, match="engines generated 4 tokens, 10 are accounted for"):
+        run.scheduler.apply(on.CheckpointSaved(time=0, step=1))
+
+
 def test_counts_are_of_live_attempts_by_state(world: Any) -> None:
     run = world(max_staleness=0, batch_size=3)
     run.start_engine()
