@@ -39,18 +39,26 @@ def reclaim(parent: Path) -> list[Path]:
     """Remove this user's abandoned directories below `parent`, and return them."""
     removed = []
     for path in parent.glob(f"{_PREFIX}*"):
-        if path.stat().st_uid != os.geteuid():
-            continue
-        lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path)
-            removed.append(path)
-        except BlockingIOError:
-            continue  # its owner lives
-        finally:
-            os.close(lock)
+            if path.stat().st_uid == os.geteuid() and _remove_abandoned(path):
+                removed.append(path)
+        except FileNotFoundError:
+            continue  # another run that starts now was faster, or its owner ended
     return removed
+
+
+def _remove_abandoned(path: Path) -> bool:
+    """Remove `path` unless its owner lives; return whether it did."""
+    lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        shutil.rmtree(path)
+        return True
+    finally:
+        os.close(lock)
 
 
 def roomy_directory(configured: Path | None, run_directory: Path, weights_bytes: int) -> Path:

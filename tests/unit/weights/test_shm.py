@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from asyncopd.weights.shm import OwnedDirectory, reclaim, roomy_directory
@@ -41,6 +42,16 @@ def test_a_new_owner_reclaims_what_was_abandoned(tmp_path: Path) -> None:
     owned = OwnedDirectory(tmp_path)
     assert sorted(os.listdir(tmp_path)) == sorted([owned.path.name, "somebody-elses"])
     owned.close()
+
+
+def test_runs_that_start_at_once_do_not_trip_over_what_both_reclaim(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as runs:
+        for round_ in range(20):
+            for number in range(20):
+                (tmp_path / f"asyncopd-weights-{round_}-{number}").mkdir()
+            removed = [future.result() for future in [runs.submit(reclaim, tmp_path) for _ in range(8)]]
+            assert sum(map(len, removed)) == 20
+    assert os.listdir(tmp_path) == []
 
 
 def test_the_configured_directory_wins_and_what_does_not_fit_in_memory_goes_to_the_run(tmp_path: Path) -> None:
