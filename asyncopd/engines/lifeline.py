@@ -48,5 +48,5 @@ class Lifeline:
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
-            elif not task.cancelled():
+            if not task.cancelled():
                 task.exception()  # retrieved, so that a death is reported once, by this wait

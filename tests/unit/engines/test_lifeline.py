@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -63,3 +64,18 @@ async def test_giving_up_cancels_the_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     assert work.cancelled
+
+
+async def test_what_given_up_work_raises_in_the_end_is_not_reported_as_lost() -> None:
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise OSError("on its way out")
+
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
+    with pytest.raises(DeadlineExceeded):
+        await Lifeline("student-0").hold(stubborn(), asyncio.get_running_loop().time() + 0.01)
+    gc.collect()
+    assert reported == []
