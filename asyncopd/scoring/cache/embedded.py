@@ -153,6 +153,9 @@ class _Server:
         except TimeoutError:
             await server.stop()
             raise StoreUnavailable(server._failure(f"was not ready within {_START_S:.0f} s")) from None
+        except asyncio.CancelledError:
+            await server.stop()
+            raise
         if await server.ended(0):
             await server.stop()
             raise StoreUnavailable(server._failure("ended at its start"))

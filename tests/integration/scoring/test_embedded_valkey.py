@@ -15,6 +15,7 @@ import pytest
 
 from asyncopd.errors import UserError
 from asyncopd.scoring.cache import StoreUnavailable
+from asyncopd.scoring.cache.embedded import EmbeddedStore, _Server
 
 pytestmark = pytest.mark.integration
 
@@ -44,6 +45,23 @@ async def test_it_ends_with_the_run_and_leaves_only_its_data(embedded, gone, tmp
     await gone(pids, 2)
     assert not private.exists()
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["scores.rdb"]
+
+
+async def test_a_start_that_is_given_up_leaves_no_server(gone, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    made: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+    read_log = _Server._read_log
+
+    async def slowly(server: _Server) -> None:
+        made.set_result(family(server.pid))
+        await read_log(server)
+
+    monkeypatch.setattr(_Server, "_read_log", slowly)
+    starting = asyncio.create_task(EmbeddedStore(tmp_path, 8).start())
+    pids = await made
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await gone(pids, 1)
 
 
 @pytest.mark.parametrize("name", ["plain", "with spaces and 'quotes'", "naïve-日本", "long" * 40])
