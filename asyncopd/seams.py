@@ -313,7 +313,6 @@ class ScoreStore(Protocol):
 # --- movement --------------------------------------------------------------------------------------
 
 
-@runtime_checkable
 class Channel(Protocol):
     """An arrow of the flow: what is put is leased once, and gone when acknowledged."""
 
