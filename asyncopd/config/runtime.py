@@ -1,8 +1,6 @@
-"""Which runtime, and how the machine is shared."""
+"""How the machine is shared."""
 
 from __future__ import annotations
-
-from typing import Literal
 
 from pydantic import Field
 
@@ -23,10 +21,7 @@ class ThreadsSection(Section):
 
 
 class RuntimeSection(Section):
-    """`runtime`: where the roles live."""
-
-    use: Literal["local"] = "local"
-    """`local`: one machine, a process a role."""
+    """`runtime`: one machine, a process a role."""
 
     threads: ThreadsSection = ThreadsSection()
 

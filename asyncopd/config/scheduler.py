@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -33,9 +33,6 @@ class SchedulerSection(Section):
 
     max_staleness: int = Field(2, ge=0)
     """Bound on the lag of any trained token, in optimizer steps (η); 0 is synchronous training."""
-
-    overdue: Literal["wait"] = "wait"
-    """What a step does about a member that is not ready and cannot be swapped."""
 
     max_returns: int = Field(3, ge=0)
     """Times a ticket may come back before it is cancelled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field
 
@@ -16,13 +16,11 @@ class InitialiseSection(Section):
     """`module:function`; it is called with the directory, and the options by name."""
 
     options: dict[str, Any] = {}
+    """Given to the function as they are."""
 
 
 class DemonstrationsSection(Section):
-    """`demonstrations`: episodes of an expert. What it does wrong on purpose is an option of its environment."""
-
-    agent: Literal["expert"] = "expert"
-    """The environment's scripted expert."""
+    """`demonstrations`: episodes of the environment's expert, whose errors on purpose are options of the environment."""
 
     episodes: int = Field(4000, ge=1)
     """Episodes to record, one for each task until the tasks are used up; longer trainings repeat them."""
@@ -35,6 +33,8 @@ class StopSection(Section):
     """`stop`: end as soon as measured success has risen, or fallen, to `success`."""
 
     success: float = Field(gt=0, le=1)
+    """Share of the tasks solved."""
+
     every: int = Field(5, ge=1)
     """Steps between measurements."""
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
 
 from asyncopd.config.section import Section
 
 
 class WeightsSection(Section):
-    """`weights`: the transfer back end."""
-
-    backend: Literal["shm"] = "shm"
-    """`shm`: one memory-mapped file on this machine."""
+    """`weights`: one memory-mapped file on this machine."""
 
     dir: Path | None = None
     """Where the mapped file lies; by default /dev/shm where it has room, else the run directory."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import typing
+
 import pytest
 
 from asyncopd.config.loading import dump, load, validate
-from asyncopd.config.root import TrainConfig
+from asyncopd.config.root import SftConfig, TrainConfig
+from asyncopd.config.section import Section
 from asyncopd.errors import UserError
 
 MINIMAL = {"student": {"model": "a"}, "teacher": {"model": "b"}, "environment": {"use": "calculator"}}
@@ -78,18 +81,25 @@ def test_a_dumped_configuration_loads_equal(tmp_path):
     assert load(path, [], TrainConfig) == config
 
 
+def _below(field):
+    """Return the sections that a field may hold."""
+    kinds = (field.annotation, *typing.get_args(field.annotation))
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
+
+
 def _sections(kind):
     yield kind
     for field in kind.model_fields.values():
-        if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
-            yield from _sections(field.annotation)
+        for section in _below(field):
+            yield from _sections(section)
 
 
-def test_every_scalar_field_that_is_not_self_evident_is_documented():
+@pytest.mark.parametrize("kind", [TrainConfig, SftConfig])
+def test_every_field_is_documented_or_a_section(kind):
     undocumented = [
         f"{section.__name__}.{name}"
-        for section in _sections(TrainConfig)
+        for section in _sections(kind)
         for name, field in section.model_fields.items()
-        if field.description is None and not hasattr(field.annotation, "model_fields")
+        if field.description is None and not _below(field)
     ]
     assert undocumented == []
