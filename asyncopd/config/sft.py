@@ -20,7 +20,7 @@ class InitialiseSection(Section):
 
 
 class DemonstrationsSection(Section):
-    """`demonstrations`: episodes of the environment's expert, whose errors on purpose are options of the environment."""
+    """`demonstrations`: episodes of the environment's expert, whose errors are options of the environment."""
 
     episodes: int = Field(4000, ge=1)
     """Episodes to record, one for each task until the tasks are used up; longer trainings repeat them."""
