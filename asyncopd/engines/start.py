@@ -43,5 +43,5 @@ async def start_engine(
 def _import(use: str, threads: int) -> Any:
     if use == "torch":
         return importlib.import_module("asyncopd.engines.torch").TorchEngine
-    with vllm_environment(threads):  # vLLM sets up its logging when it is first imported
+    with vllm_environment(threads):  # parts of it are read when vLLM is first imported
         return importlib.import_module("asyncopd.engines.vllm").VllmEngine

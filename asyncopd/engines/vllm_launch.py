@@ -8,6 +8,7 @@ variables back.
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import threading
@@ -47,6 +48,8 @@ def vllm_environment(threads: int) -> Iterator[None]:
         before = dict(os.environ)
         os.environ.update(wanted)
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)  # it would override `engine.kv_cache_mib`
+        # vLLM warns while it is imported too, before it has set its own level.
+        logging.getLogger("vllm").setLevel(wanted["VLLM_LOGGING_LEVEL"].upper())
         try:
             yield
         finally:
