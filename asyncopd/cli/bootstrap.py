@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from asyncopd.cli.console import ConsoleProgress
+from asyncopd.cli.console import ConsoleProgress, output
 from asyncopd.config.loading import load
 from asyncopd.config.root import SftConfig
 from asyncopd.errors import UserError
@@ -31,7 +30,7 @@ def bootstrap(
 
     if out.exists():
         raise UserError(f"--out {out}", "is there already", "remove it, or choose another directory")
-    console = Console()
+    console = output()
     for stage in STAGES:
         console.print(f"[bold]{stage}[/bold]")
         run = out / "runs" / stage

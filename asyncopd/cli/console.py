@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from typing import Any
 
@@ -12,6 +14,18 @@ from asyncopd.runtime.callbacks import Callback, Progress
 
 # Seconds between plain lines where nobody watches a live one.
 _PLAIN_INTERVAL_S = 5.0
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Nobody reads any more (`| head`), which is no reason to end a run."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the flush at exit complains
+
+
+def output() -> Console:
+    """Return the console that a command speaks to."""
+    return _Output()
 
 
 class ConsoleProgress(Callback):

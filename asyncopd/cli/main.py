@@ -1,34 +1,33 @@
-"""The command line: one command a file, errors in one line."""
+"""The command line: errors in one line, an exit code for each kind of end."""
 
 from __future__ import annotations
 
+import signal
 import sys
-
-import typer
-
-from asyncopd.cli.bootstrap import bootstrap
-from asyncopd.cli.doctor import doctor
-from asyncopd.cli.eval import evaluate
-from asyncopd.cli.serve import serve
-from asyncopd.cli.sft import sft
-from asyncopd.cli.train import train
-from asyncopd.errors import UserError
-
-app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=__doc__)
-app.command()(train)
-app.command(name="eval")(evaluate)
-app.command()(sft)
-app.command()(bootstrap)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
-app.command()(doctor)
 
 _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command line; bad input ends with one line and exit code 2, a traceback only with `--debug`."""
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    """Run the command line.
+
+    Exit codes: 2 for what the user can put right, 1 for any other error, each with one line and a traceback
+    only with `--debug`; 130 for Ctrl-C and SIGTERM.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        _run(debug="--debug" in sys.argv, arguments=[argument for argument in sys.argv[1:] if argument != "--debug"])
+    except KeyboardInterrupt:
+        raise SystemExit(_INTERRUPTED) from None
+
+
+def _run(*, debug: bool, arguments: list[str]) -> None:
+    # Imported here, where an interrupt of the slow imports ends as any other.
+    import typer
+
+    from asyncopd.cli.app import app
+    from asyncopd.errors import UserError
+
     try:
         app(arguments, standalone_mode=True)
     except UserError as error:
@@ -36,8 +35,12 @@ def main() -> None:
             raise
         typer.echo(f"error: {error}", err=True)
         raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        raise SystemExit(_INTERRUPTED) from None
+    except Exception as error:
+        if debug:
+            raise
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        typer.echo(f"error: {problem}; --debug shows where, and so does run.log in the run directory", err=True)
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

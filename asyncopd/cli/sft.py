@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from asyncopd.cli.console import ConsoleProgress
+from asyncopd.cli.console import ConsoleProgress, output
 from asyncopd.config.loading import load
 from asyncopd.config.root import SftConfig
 from asyncopd.runtime.run_directory import RunDirectory
@@ -23,9 +22,9 @@ def sft(
     """Fine-tune a student on an expert's episodes."""
     from asyncopd.runtime.sft import sft as run
 
-    console = Console()
+    console = output()
     loaded = load(config, set_, SftConfig)
-    directory = RunDirectory.named(loaded.run.dir, loaded.run.name)
+    directory = RunDirectory.meant(config, set_, loaded.run)
     loaded = loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": directory.path})})
     progress = ConsoleProgress(console)
     try:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.pretty import pprint
 
-from asyncopd.cli.console import ConsoleProgress, summary_tables
+from asyncopd.cli.console import ConsoleProgress, output, summary_tables
 from asyncopd.config.loading import load
 from asyncopd.config.root import TrainConfig
 from asyncopd.runtime.run_directory import RunDirectory
@@ -25,16 +25,13 @@ def train(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything, then stop.")] = False,
 ) -> None:
     """Train a student by asynchronous on-policy distillation."""
+    from asyncopd.runtime.interruption import Interrupted
     from asyncopd.runtime.prepare import describe, prepare
-    from asyncopd.runtime.train import Interrupted
     from asyncopd.runtime.train import train as run
 
-    console = Console()
+    console = output()
     loaded = load(config, set_, TrainConfig)
-    if loaded.run.dir is None and (config.parent / "journal.jsonl").exists():
-        # The configuration of a run directory means that run.
-        loaded = loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": config.parent})})
-    directory = RunDirectory.named(loaded.run.dir, loaded.run.name)
+    directory = RunDirectory.meant(config, set_, loaded.run)
     loaded = loaded.model_copy(update={"run": loaded.run.model_copy(update={"dir": directory.path})})
     if dry_run:
         if not resume:
@@ -45,10 +42,12 @@ def train(
     try:
         summary = run(loaded, resume=resume, callbacks=[progress])
     except Interrupted as interrupted:
-        console.print(str(interrupted))
+        console.print(str(interrupted), soft_wrap=True, markup=False)
         raise typer.Exit(_INTERRUPTED) from None
     finally:
         progress.close()
     for table in summary_tables(summary):
         console.print(table)
-    console.print(f"run directory: {directory.path}\nserve it: asyncopd serve {directory.path}", soft_wrap=True)
+    console.print(
+        f"run directory: {directory.path}\nserve it: asyncopd serve {shlex.quote(str(directory.path))}", soft_wrap=True
+    )

@@ -41,4 +41,9 @@ class AsyncioChannel:
 
     def ack(self, item: Any) -> None:
         """Say that a leased item is done with."""
+        self._items.task_done()
         self._room.release()
+
+    async def emptied(self) -> None:
+        """Wait until all that was put is acknowledged."""
+        await self._items.join()

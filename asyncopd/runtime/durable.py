@@ -18,9 +18,18 @@ from asyncopd.errors import UserError
 class DurableFile:
     """Appends with group commit: whatever arrives while the disk is busy goes out together next."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, length: int | None = None) -> None:
+        """Append to the file at `path`, of which the first `length` bytes are kept, by default all.
+
+        Raises `UserError` if it cannot be written.
+        """
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        try:
+            self._file = path.open("ab", buffering=0)
+            if length is not None:
+                self._file.truncate(length)
+        except OSError as error:
+            raise self._refusal(error) from None
         self._length = self._file.seek(0, os.SEEK_END)
         self._pending: list[tuple[bytes, asyncio.Future[int]]] = []
         self._writer: asyncio.Task[None] | None = None
@@ -45,7 +54,7 @@ class DurableFile:
             try:
                 await asyncio.to_thread(self._write, b"".join(data for data, _ in taken))
             except OSError as error:
-                refusal = UserError(str(self._path), f"cannot be written ({error.strerror})", "free space, then resume")
+                refusal = self._refusal(error)
                 for _, written in taken:
                     if not written.done():
                         written.set_exception(refusal)
@@ -55,6 +64,9 @@ class DurableFile:
                     written.set_result(self._length)
                 self._length += len(data)
         self._writer = None
+
+    def _refusal(self, error: OSError) -> UserError:
+        return UserError(str(self._path), f"cannot be written ({error.strerror})", "make room for it, then resume")
 
     def _write(self, data: bytes) -> None:
         view = memoryview(data)

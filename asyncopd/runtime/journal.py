@@ -19,8 +19,8 @@ _decoder = msgspec.json.Decoder(AnyEvent)
 class Journal:
     """Appends events durably. Opening drops a last line that a crash tore."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = DurableFile(path)
+    def __init__(self, path: Path, length: int | None = None) -> None:
+        self._file = DurableFile(path, length)
 
     @classmethod
     def reopen(cls, path: Path) -> tuple[Journal, list[AnyEvent]]:
@@ -30,16 +30,13 @@ class Journal:
         """
         data = path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            with path.open("r+b") as file:
-                file.truncate(len(whole))
         events = []
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 events.append(_decoder.decode(line))
             except msgspec.MsgspecError as error:
                 raise UserError(f"{path}:{number}", f"is not an event ({error})", "start a new run") from None
-        return cls(path), events
+        return cls(path, len(whole)), events
 
     async def append(self, events: Sequence[AnyEvent]) -> None:
         """Return once all `events` are on disk, in order."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from asyncopd.errors import UserError
 from asyncopd.records import StepReport, Version
 from asyncopd.runtime.channels import AsyncioChannel
+from asyncopd.runtime.interruption import Interruption
 from asyncopd.runtime.journal import Journal
 from asyncopd.runtime.measure import measure_on
 from asyncopd.runtime.payloads import FilePayloadStore
@@ -20,6 +22,7 @@ from asyncopd.runtime.roles import Roles, open_roles, serving
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.run_loop import RunLoop
 from asyncopd.runtime.stages import LearnerStage, RolloutStage, ScoringStage
+from asyncopd.runtime.totals import restore
 from asyncopd.runtime.watchdog import watch
 from asyncopd.scheduler import commands, events
 from asyncopd.scheduler.scheduler import Scheduler
@@ -52,12 +55,8 @@ async def open_record(prepared: Prepared, directory: RunDirectory, *, resume: bo
         checkpoint_every=config.run.checkpoint_every,
     )
     journal, past = Journal.reopen(directory.journal) if resume else (Journal(directory.journal), [])
-    payloads = FilePayloadStore(directory.payloads)
-    for event in past:
-        for command in scheduler.apply(event):
-            if isinstance(command, commands.ReleasePayloads):
-                for key in command.keys:
-                    payloads.release(key)
+    _replay(scheduler, past, directory.journal)
+    payloads = FilePayloadStore(directory.payloads, needed=scheduler.payloads)
     checkpoint = directory.latest_checkpoint() if resume else None
     timelines = [event.timeline for event in past if isinstance(event, events.RolledBack)]
     try:
@@ -74,28 +73,45 @@ async def open_record(prepared: Prepared, directory: RunDirectory, *, resume: bo
         await payloads.close()
 
 
-async def run_once(
-    prepared: Prepared, directory: RunDirectory, reporter: Reporter, stop: asyncio.Event, *, resume: bool
-) -> dict[str, Any] | None:
-    """Train to the end, measure, export and return the summary; None where `stop` ended it early.
+def _replay(scheduler: Scheduler, past: Sequence[events.AnyEvent], journal: Path) -> None:
+    for number, event in enumerate(past, 1):
+        try:
+            scheduler.apply(event)
+        except AssertionError as error:
+            raise UserError(
+                f"{journal}:{number}", f"does not follow from the events before it ({error})", "start a new run"
+            ) from None
 
-    Raises `WorkerLost`, `EngineDied` and `PublishFailed` when a process died; calling again with `resume` goes on.
+
+async def run_once(
+    prepared: Prepared, directory: RunDirectory, reporter: Reporter, interruption: Interruption, *, resume: bool
+) -> dict[str, Any]:
+    """Train to the end, measure, export and return the summary.
+
+    Raises `CancelledError` where an interruption ended it early, and `WorkerLost`, `EngineDied` and
+    `PublishFailed` when a process died; calling again with `resume` goes on.
     """
     metrics = Metrics()
     async with open_record(prepared, directory, resume=resume) as record:
+        counted = reporter.go_on(record.step, metrics)
         reporter.stage("starting engine, teacher, learner and score cache")
         async with open_roles(prepared, directory, record.checkpoint, metrics) as roles:
-            await _measure(prepared, reporter, roles.engine, "student_before")
-            await _train(prepared, directory, record, roles, reporter, metrics, stop, resume=resume)
-            if stop.is_set():
-                return None
-            await _measure(prepared, reporter, roles.engine, "student_after")
+            if counted is not None:
+                restore(counted, metrics, roles.service.stats)
+            await _measure(prepared, reporter, roles.engine, "student_before", Version(0, 0))
+            with interruption.patiently():
+                await _train(prepared, directory, record, roles, reporter, metrics, interruption.asked, resume=resume)
+            if interruption.asked.is_set():
+                raise asyncio.CancelledError
+            trained = Version(record.timeline, prepared.config.run.steps)
+            await _measure(prepared, reporter, roles.engine, "student_after", trained)
             await roles.learner.export(directory.student)
             service = roles.service
-        if prepared.config.evaluation.teacher and "teacher" not in reporter.evaluations:
-            reporter.stage("measuring the teacher")
+        evaluation = prepared.config.evaluation
+        if evaluation.teacher and evaluation.tasks and "teacher" not in reporter.evaluations:
+            reporter.stage("starting an engine for the teacher")
             async with serving(prepared.config, "teacher", prepared.teacher) as engine:
-                await _measure(prepared, reporter, engine, "teacher")
+                await _measure(prepared, reporter, engine, "teacher", Version(0, 0))
         return reporter.summary(record.scheduler, metrics, service)
 
 
@@ -123,7 +139,7 @@ async def _train(
     )
 
     def on_step(command: commands.TrainStep, report: StepReport) -> None:
-        reporter.step(command, report, record.scheduler, metrics)
+        reporter.step(command, report, record.scheduler, metrics, roles.service.stats)
 
     rollout = RolloutStage(
         channels["rollout"], roles.pool, prepared.world.train, record.payloads, loop, metrics, reporter.trajectory
@@ -181,9 +197,9 @@ async def _request_stop(loop: RunLoop, stop: asyncio.Event) -> None:
     loop.emit(events.StopRequested, reason="interrupted")
 
 
-async def _measure(prepared: Prepared, reporter: Reporter, engine: Engine, name: str) -> None:
+async def _measure(prepared: Prepared, reporter: Reporter, engine: Engine, name: str, version: Version) -> None:
     config = prepared.config
     if config.evaluation.tasks == 0 or name in reporter.evaluations:
         return
     reporter.stage(f"measuring {name.replace('_', ' ')} on {config.evaluation.tasks} held-out tasks")
-    reporter.evaluated(name, await measure_on(config, prepared.world, prepared.chat, engine))
+    reporter.evaluated(name, await measure_on(config, prepared.world, prepared.chat, engine, version))

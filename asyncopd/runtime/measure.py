@@ -10,6 +10,7 @@ import msgspec
 from asyncopd.config.root import TrainConfig
 from asyncopd.evaluate.evaluate import Evaluation, evaluate
 from asyncopd.models.resolve import resolve
+from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.prepare import World, open_world, tokenizer_of
 from asyncopd.runtime.roles import serving
@@ -17,14 +18,14 @@ from asyncopd.seams import Engine
 from asyncopd.text.chat import Chat
 
 
-async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Engine) -> Evaluation:
-    """Live `config.evaluation.tasks` held-out tasks on an engine."""
+async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Engine, version: Version) -> Evaluation:
+    """Live `config.evaluation.tasks` held-out tasks on an engine that serves `version`, or will soon."""
     section = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
     async with AsyncExitStack() as stack:
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)
         tasks = world.test[: config.evaluation.tasks]
-        return await evaluate(pool, tasks, max_retries=config.evaluation.max_retries)
+        return await evaluate(pool, tasks, max_retries=config.evaluation.max_retries, min_version=version)
 
 
 async def measure(config: TrainConfig, model: str) -> dict[str, Any]:
@@ -33,4 +34,4 @@ async def measure(config: TrainConfig, model: str) -> dict[str, Any]:
     world = await open_world(config.environment)
     chat = Chat(tokenizer_of(config.student, directory), world.tools)
     async with serving(config, "measured", directory) as engine:
-        return msgspec.to_builtins(await measure_on(config, world, chat, engine))
+        return msgspec.to_builtins(await measure_on(config, world, chat, engine, engine.version))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 import msgspec
 import xxhash
 
+from asyncopd.errors import UserError
 from asyncopd.runtime.durable import DurableFile
 
 # Frame: magic, length of the key, length of the data, xxh3-64 of the data, then key and data.
@@ -46,10 +48,23 @@ def read_payload(ref: PayloadRef) -> bytes:
 class FilePayloadStore:
     """The payload store of the local runtime; owned by the main process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, needed: Collection[str] = ()) -> None:
+        """Open the file at `path`, or make it; of a former life only the `needed` keys are kept.
+
+        Raises `UserError`, and leaves the file as it is, if one of those is missing or damaged.
+        """
         self._path = path
-        self._refs = dict(_scan(path)) if path.exists() else {}
-        self._file = DurableFile(path)
+        frames, whole = _scan(path) if path.exists() else ({}, 0)
+        lost = sorted(key for key in needed if not _readable(frames.get(key)))
+        if lost:
+            raise UserError(
+                str(path),
+                f"{len(lost)} payloads that the journal tells of are not there, {lost[0]!r} for one; "
+                f"the file is whole up to byte {whole}",
+                "bring the file back, or start a new run",
+            )
+        self._refs = {key: frames[key] for key in needed}
+        self._file = DurableFile(path, length=whole)
 
     async def put(self, key: str, data: bytes) -> None:
         """Keep `data` under `key`; durable on return."""
@@ -74,12 +89,22 @@ class FilePayloadStore:
         await self._file.close()
 
 
-def _scan(path: Path) -> list[tuple[str, PayloadRef]]:
-    """Return all whole frames of the file, dropping a last one that a crash tore."""
-    found = []
+def _readable(ref: PayloadRef | None) -> bool:
+    if ref is None:
+        return False
+    try:
+        read_payload(ref)
+    except DamagedPayload:
+        return False
+    return True
+
+
+def _scan(path: Path) -> tuple[dict[str, PayloadRef], int]:
+    """Return all whole frames of the file up to one that a crash tore, and where that begins."""
+    frames = {}
     end = path.stat().st_size
     position = 0
-    with path.open("r+b") as file:
+    with path.open("rb") as file:
         while position + _HEADER.size <= end:
             file.seek(position)
             magic, key_length, length, checksum = _HEADER.unpack(file.read(_HEADER.size))
@@ -87,7 +112,6 @@ def _scan(path: Path) -> list[tuple[str, PayloadRef]]:
             if magic != _MAGIC or start + length > end:
                 break
             key = file.read(key_length).decode()
-            found.append((key, PayloadRef(str(path), start, length, checksum)))
+            frames[key] = PayloadRef(str(path), start, length, checksum)
             position = start + length
-        file.truncate(position)
-    return found
+    return frames, position

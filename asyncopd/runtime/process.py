@@ -14,8 +14,9 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -32,16 +33,24 @@ class WorkerProcess:
 
     def __init__(self, role: str) -> None:
         self.role = role
-        self.pid = 0
-        self._pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+        self._spawning = _Spawning()
+        self._pool = ProcessPoolExecutor(1, mp_context=self._spawning)
+        self._last: Future[Any] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._spawning.process is not None and self._spawning.process.pid is not None, "not started"
+        return self._spawning.process.pid
 
     @classmethod
     async def start(cls, role: str, threads: int) -> WorkerProcess:
         """Spawn the process with `threads` compute threads. Raises `WorkerLost`."""
         worker = cls(role)
         try:
-            worker.pid = await worker.call(_prepare, threads, timeout_s=_START_TIMEOUT_S)
+            await worker.call(_prepare, threads, timeout_s=_START_TIMEOUT_S)
         except BaseException:
+            worker.kill()
             worker._pool.shutdown(wait=False, cancel_futures=True)
             raise
         return worker
@@ -49,7 +58,7 @@ class WorkerProcess:
     async def call(self, function: Callable[..., Result], *arguments: Any, timeout_s: float) -> Result:
         """Run `function(*arguments)` in the process. Raises what it raises, or `WorkerLost`."""
         try:
-            future = self._pool.submit(function, *arguments)
+            future = self._last = self._pool.submit(function, *arguments)
             done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout_s)
             if done:
                 return done.pop().result()
@@ -60,15 +69,27 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process at once."""
-        if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+        if self._spawning.process is not None:
+            self._spawning.process.kill()
 
     async def close(self) -> None:
-        """End the process once its current call is done."""
+        """End the process; a call under way is given up."""
+        if self._last is not None and not self._last.done():
+            self.kill()
         await asyncio.to_thread(self._pool.shutdown, wait=True, cancel_futures=True)
 
 
-def _prepare(threads: int) -> int:
+class _Spawning(SpawnContext):
+    """A context that knows the process it spawned: a pool does not tell which that is."""
+
+    process: SpawnProcess | None = None
+
+    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:
+        self.process = SpawnProcess(*arguments, **options)
+        return self.process
+
+
+def _prepare(threads: int) -> None:
     # A terminal's Ctrl-C reaches the whole process group; the main process decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(10)  # the event loop, which feeds everyone, goes before those who compute
@@ -76,7 +97,6 @@ def _prepare(threads: int) -> int:
     import torch
 
     torch.set_num_threads(threads)
-    return os.getpid()
 
 
 def _follow_parent() -> None:

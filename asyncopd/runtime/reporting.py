@@ -14,9 +14,11 @@ from asyncopd.evaluate.evaluate import Evaluation
 from asyncopd.records import StepReport, Trajectory
 from asyncopd.runtime.callbacks import Callback, Progress
 from asyncopd.runtime.run_directory import RunDirectory
+from asyncopd.runtime.totals import totals
 from asyncopd.scheduler.commands import TrainStep
 from asyncopd.scheduler.scheduler import Scheduler
 from asyncopd.scoring.service import ScoringService
+from asyncopd.scoring.stats import ScoringStats
 from asyncopd.telemetry.metrics import Metrics
 from asyncopd.telemetry.sinks import JsonLines
 
@@ -33,6 +35,8 @@ class Reporter:
         self._metrics_file = JsonLines(directory.metrics)
         self._trajectories_file = JsonLines(directory.trajectories)
         self._began = time.monotonic()
+        self._setup_seconds = 0.0
+        self._seconds_before = 0.0
         self._training_began = self._began
         self._training_seconds = 0.0
         if directory.evaluation.exists():
@@ -53,8 +57,21 @@ class Reporter:
         for callback in self._callbacks:
             callback.on_evaluation(name, self.evaluations[name])
 
+    def go_on(self, step: int, metrics: Metrics) -> dict[str, Any] | None:
+        """Forget the figures of steps after `step`; count on from those before it.
+
+        Returns what `totals` counted up to there, `None` if that is nothing.
+        """
+        lines = [line for line in self._metrics_file.read() if line["step"] <= step]
+        self._metrics_file.rewrite(lines)
+        for line in lines:
+            metrics.lags.update({int(lag): count for lag, count in line["lags"].items()})
+        self._seconds_before = lines[-1]["seconds"] if lines else 0.0
+        return lines[-1]["totals"] if lines else None
+
     def training_begins(self) -> None:
-        self._training_began = time.monotonic()
+        self._setup_seconds = time.monotonic() - self._began
+        self._training_began = time.monotonic() - self._seconds_before
 
     def training_ends(self) -> None:
         self._training_seconds = time.monotonic() - self._training_began
@@ -73,7 +90,9 @@ class Reporter:
             }
         )
 
-    def step(self, command: TrainStep, report: StepReport, scheduler: Scheduler, metrics: Metrics) -> None:
+    def step(
+        self, command: TrainStep, report: StepReport, scheduler: Scheduler, metrics: Metrics, scoring: ScoringStats
+    ) -> None:
         """Write a step's figures and show its progress."""
         seconds = time.monotonic() - self._training_began
         progress = Progress(
@@ -96,6 +115,7 @@ class Reporter:
                 "tokens_per_second": {name: round(rate, 1) for name, rate in progress.tokens_per_second.items()},
                 "attempts": progress.attempts,
                 **report.metrics,
+                "totals": totals(metrics, scoring),
             }
         )
         for callback in self._callbacks:
@@ -107,7 +127,7 @@ class Reporter:
         return {
             **{name: self.evaluations.get(name) for name in ("student_before", "student_after", "teacher")},
             "wall_seconds": time.monotonic() - self._began,
-            "setup_seconds": self._training_began - self._began,
+            "setup_seconds": self._setup_seconds,
             "training_seconds": self._training_seconds,
             "busy_seconds": {
                 "rollout": metrics.busy["rollout"].seconds,

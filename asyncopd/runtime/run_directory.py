@@ -143,6 +143,11 @@ class RunDirectory:
                 ) from None
             yield
 
+    def tidy(self) -> None:
+        """Remove what a killed process left half made."""
+        for path in (*self.checkpoints.glob(".*"), *self.path.glob(f".{self.student.name}-*")):
+            shutil.rmtree(path)
+
     def create(self, config: BaseModel) -> None:
         """Make the directory of a new run. Raises `UserError` if it cannot be made, or holds a run by now."""
         self.check_new()

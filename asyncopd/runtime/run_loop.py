@@ -81,6 +81,7 @@ class RunLoop:
                     await asyncio.sleep(0)  # a burst of starts must not hold up everything else
         if isinstance(self._end, commands.FailRun):
             raise RunFailed(self._end.reason)
+        await self._learning.emptied()  # the last weights are on their way to the engines
         return self._end.reason
 
     async def _dispatch(self, command: commands.Command) -> None:

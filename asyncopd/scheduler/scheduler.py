@@ -79,6 +79,11 @@ class Scheduler:
         return self._state.balance
 
     @property
+    def payloads(self) -> set[str]:
+        """The keys of all payloads that will still be asked for."""
+        return {key for attempt in self._state.attempts.live.values() for key in attempt.payloads}
+
+    @property
     def finished(self) -> bool:
         """Whether the end was commanded. Nothing follows it, except after `RolledBack`."""
         return self._state.finished

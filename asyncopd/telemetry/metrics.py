@@ -32,6 +32,10 @@ class BusyClock:
             if self._active == 0:
                 self._seconds += self._clock() - self._since
 
+    def add(self, seconds: float) -> None:
+        """Count seconds that were busy before this clock began."""
+        self._seconds += seconds
+
     @property
     def seconds(self) -> float:
         """Busy seconds so far."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from asyncopd.cli.main import app
+from asyncopd.cli.app import app
 from asyncopd.config.loading import load, validate
 from asyncopd.config.root import SftConfig, TrainConfig
 from asyncopd.models.loading import load_causal_lm, load_tokenizer

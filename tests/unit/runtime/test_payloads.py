@@ -18,7 +18,7 @@ async def test_what_is_put_is_got_also_after_reopening(tmp_path):
     await asyncio.gather(*(store.put(key, data) for key, data in items.items()))
     assert {key: store.get(key) for key in items} == items
     await store.close()
-    again = FilePayloadStore(tmp_path / "payloads.bin")
+    again = FilePayloadStore(tmp_path / "payloads.bin", needed=items)
     assert {key: again.get(key) for key in items} == items
     await again.close()
 
@@ -31,13 +31,13 @@ async def test_a_frame_torn_by_a_crash_is_dropped_and_the_rest_stays(tmp_path, t
     await store.put("second", b"b" * 100)
     await store.close()
     path.write_bytes(path.read_bytes()[:-torn])
-    store = FilePayloadStore(path)
+    store = FilePayloadStore(path, needed=["first"])
     assert store.get("first") == b"a" * 100
     with pytest.raises(KeyError):
         store.get("second")
     await store.put("third", b"c" * 10)
     await store.close()
-    store = FilePayloadStore(path)
+    store = FilePayloadStore(path, needed=["third"])
     assert store.get("third") == b"c" * 10
     await store.close()
 

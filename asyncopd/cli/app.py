@@ -1,0 +1,25 @@
+"""The commands, one a file."""
+
+from __future__ import annotations
+
+import typer
+
+from asyncopd.cli.bootstrap import bootstrap
+from asyncopd.cli.doctor import doctor
+from asyncopd.cli.eval import evaluate
+from asyncopd.cli.serve import serve
+from asyncopd.cli.sft import sft
+from asyncopd.cli.train import train
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Post-train tool-using agents by asynchronous on-policy distillation.",
+)
+app.command()(train)
+app.command(name="eval")(evaluate)
+app.command()(sft)
+app.command()(bootstrap)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.command()(doctor)
