@@ -10,16 +10,23 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import msgspec
-import numpy as np
 
 from asyncopd.records import (
-    Draws,
+    Demonstration,
+    EngineCapabilities,
+    GenerateRequest,
+    Generation,
+    Manifest,
     Message,
+    Observation,
+    PublishReport,
     ScoreRequest,
     Scores,
+    Step,
     Support,
     Task,
     ToolCall,
+    ToolResult,
     ToolSpec,
     Trajectory,
     Version,
@@ -30,63 +37,6 @@ if TYPE_CHECKING:
 
 
 # --- engines ---------------------------------------------------------------------------------------
-
-
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample: softmax(logits / temperature), at most `max_tokens`, stopping after any of `stop_ids`."""
-
-    temperature: float
-    max_tokens: int
-    seed: int
-    stop_ids: tuple[int, ...]
-
-
-class DrawSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Extra ids wanted per generated token: TopK(μ), draws from its tail, i.i.d. draws."""
-
-    head: int = 0
-    tail: int = 0
-    iid: int = 0
-
-
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One assistant turn to sample.
-
-    `prompt_ids` are all tokens before the turn. `resume_ids` are tokens of this very turn sampled
-    earlier, on an engine that was lost. `min_version` is the oldest version that may serve it.
-    """
-
-    request_id: str
-    trajectory_id: str
-    prompt_ids: list[int]
-    sampling: Sampling
-    min_version: Version
-    deadline: float
-    resume_ids: list[int] = []
-    draws: DrawSpec = DrawSpec()
-
-
-class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine sampled, R tokens in order; `stop_reason` is `stop`, `length` or `aborted`.
-
-    ids_R int32, logp_R float32 (log μ at the sampling temperature), version_R int64 packed,
-    mixed_kv_R uint8 (1 where the version differs from the turn's first).
-    """
-
-    ids_R: np.ndarray
-    logp_R: np.ndarray
-    version_R: np.ndarray
-    mixed_kv_R: np.ndarray
-    stop_reason: str
-    draws: Draws | None = None
-
-
-class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine can do: `draws` it can return, whether equal requests give equal tokens."""
-
-    draws: DrawSpec
-    max_context: int
-    deterministic: bool
 
 
 class Engine(Protocol):
@@ -107,37 +57,6 @@ class Engine(Protocol):
 
 
 # --- weights ---------------------------------------------------------------------------------------
-
-
-class TensorEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one tensor lies in a manifest's file: little-endian, contiguous, `offset` in bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One published set of weights, in one file that every receiver can map.
-
-    `checksum` is xxh3-64 over the tensors' bytes in order. Names are those of the Hugging Face checkpoint.
-    """
-
-    version: Version
-    path: str
-    tensors: tuple[TensorEntry, ...]
-    checksum: int
-
-
-class PublishReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a publish cost: seconds of the sender, of the pause that engines felt, and bytes moved."""
-
-    version: Version
-    send_seconds: float
-    pause_seconds: float
-    bytes: int
 
 
 class WeightSource(Protocol):
@@ -171,32 +90,6 @@ class WeightSync(Protocol):
 # --- agents and environments -----------------------------------------------------------------------
 
 
-class Observation(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is first shown. `privileged` is for teachers only, never for the student."""
-
-    messages: list[Message]
-    privileged: list[Message] = []
-
-
-class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one call; `failed` marks a tool that raised or ran out of time."""
-
-    call_id: str
-    name: str
-    content: str
-    failed: bool = False
-
-
-class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """An environment's answer to an action. `outcome` is an `Outcome` value once `done`."""
-
-    messages: list[Message] = []
-    rewards: dict[str, float] = {}
-    privileged: list[Message] = []
-    done: bool = False
-    outcome: str | None = None
-
-
 class Environment(Protocol):
     """A world of tasks with tools; one instance serves one episode after another, never two at once.
 
@@ -222,13 +115,6 @@ class Tool(Protocol):
     spec: ToolSpec
 
     async def __call__(self, arguments: Mapping[str, Any]) -> str: ...
-
-
-class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
-    """What an expert says next; `teaches` is False for an error made on purpose, to show the recovery."""
-
-    message: Message
-    teaches: bool = True
 
 
 @runtime_checkable

@@ -17,7 +17,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from asyncopd.engines.turn import token_seed
-from asyncopd.seams import Sampling
+from asyncopd.records import Sampling
 
 
 @dataclass(eq=False)

@@ -12,8 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from asyncopd.records import Version
-from asyncopd.seams import GenerateRequest
+from asyncopd.records import GenerateRequest, Version
 
 
 class Gate:

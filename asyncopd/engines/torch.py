@@ -25,8 +25,7 @@ from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, tokens_left
 from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.mapped import TornWeights, map_tensors
-from asyncopd.records import Draws, Version
-from asyncopd.seams import DrawSpec, EngineCapabilities, GenerateRequest, Generation, Manifest
+from asyncopd.records import Draws, DrawSpec, EngineCapabilities, GenerateRequest, Generation, Manifest, Version
 
 
 class TorchEngine:

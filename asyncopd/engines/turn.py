@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import xxhash
 
-from asyncopd.seams import EngineCapabilities, GenerateRequest, Generation
+from asyncopd.records import EngineCapabilities, GenerateRequest, Generation
 
 _PAIR = struct.Struct("<QQ")
 

@@ -32,8 +32,17 @@ from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, token_seed, tokens_left
 from asyncopd.engines.vllm_launch import launch
-from asyncopd.records import Draws, Version
-from asyncopd.seams import DrawSpec, EngineCapabilities, EngineDied, GenerateRequest, Generation, Manifest, Sampling
+from asyncopd.records import (
+    Draws,
+    DrawSpec,
+    EngineCapabilities,
+    GenerateRequest,
+    Generation,
+    Manifest,
+    Sampling,
+    Version,
+)
+from asyncopd.seams import EngineDied
 
 _SHUTDOWN_S = 10.0
 _DEATH = "died: the process of vLLM's engine core ended; its own log says why"

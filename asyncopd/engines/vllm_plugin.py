@@ -28,7 +28,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from asyncopd.models.mapped import TornWeights, map_tensors
-from asyncopd.seams import Manifest
+from asyncopd.records import Manifest
 
 BACKEND = "asyncopd_mapped"
 

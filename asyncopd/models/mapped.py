@@ -15,8 +15,7 @@ from typing import BinaryIO
 import torch
 import xxhash
 
-from asyncopd.records import Version
-from asyncopd.seams import Manifest, TensorEntry
+from asyncopd.records import Manifest, TensorEntry, Version
 
 _HEADER = struct.Struct("<8sqQQ")  # magic, packed version, xxh3-64 of the tensors' bytes, their end in the file
 _MAGIC = b"opdmap01"

@@ -4,6 +4,9 @@ from asyncopd.records.attempt import AttemptState, TokenCounts, TrajectoryMeta
 from asyncopd.records.batch import AttemptReport, Batch, Sample, StepReport
 from asyncopd.records.codec import decode, encode
 from asyncopd.records.draws import Draws
+from asyncopd.records.episode import Demonstration, Observation, Step, ToolResult
+from asyncopd.records.generation import DrawSpec, EngineCapabilities, GenerateRequest, Generation, Sampling
+from asyncopd.records.manifest import Manifest, PublishReport, TensorEntry
 from asyncopd.records.messages import Message, ToolCall, ToolSpec
 from asyncopd.records.scores import ScoreRequest, Scores, Support, SupportKind
 from asyncopd.records.segment import LossMask, Segment
@@ -15,21 +18,33 @@ __all__ = [
     "AttemptReport",
     "AttemptState",
     "Batch",
+    "Demonstration",
+    "DrawSpec",
     "Draws",
+    "EngineCapabilities",
+    "GenerateRequest",
+    "Generation",
     "LossMask",
+    "Manifest",
     "Message",
+    "Observation",
     "Outcome",
+    "PublishReport",
     "Sample",
+    "Sampling",
     "ScoreRequest",
     "Scores",
     "Segment",
+    "Step",
     "StepReport",
     "Support",
     "SupportKind",
     "Task",
+    "TensorEntry",
     "Timings",
     "TokenCounts",
     "ToolCall",
+    "ToolResult",
     "ToolSpec",
     "Trajectory",
     "TrajectoryMeta",

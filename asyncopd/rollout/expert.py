@@ -9,10 +9,22 @@ import msgspec
 import numpy as np
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import LossMask, Message, Segment, Task, ToolCall, Trajectory, Version
+from asyncopd.records import (
+    Generation,
+    LossMask,
+    Message,
+    Observation,
+    Segment,
+    Step,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Version,
+)
 from asyncopd.rollout.tool_loop import ToolLoop
 from asyncopd.rollout.tools import as_message, call_tools
-from asyncopd.seams import Episode, ExpertEnvironment, Generation, Observation, Step, Tool, ToolResult
+from asyncopd.seams import Episode, ExpertEnvironment, Tool
 from asyncopd.text.chat import Chat
 
 

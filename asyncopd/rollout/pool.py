@@ -16,22 +16,22 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import Outcome, Task, ToolCall, Trajectory, Version
+from asyncopd.records import (
+    GenerateRequest,
+    Generation,
+    Outcome,
+    Sampling,
+    Task,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Version,
+)
 from asyncopd.rollout.environments import Environments
 from asyncopd.rollout.seeds import episode_seed, turn_seed
 from asyncopd.rollout.tool_loop import ToolLoop
 from asyncopd.rollout.tools import call_tools
-from asyncopd.seams import (
-    DeadlineExceeded,
-    Engine,
-    EngineDied,
-    Environment,
-    Episode,
-    GenerateRequest,
-    Generation,
-    Sampling,
-    ToolResult,
-)
+from asyncopd.seams import DeadlineExceeded, Engine, EngineDied, Environment, Episode
 from asyncopd.text.chat import Chat
 
 OnTurn = Callable[[Generation], Awaitable[None]]

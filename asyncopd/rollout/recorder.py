@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from asyncopd.records import Draws, LossMask, Segment
-from asyncopd.seams import Generation
+from asyncopd.records import Draws, Generation, LossMask, Segment
 
 OPENING = -1
 """The turn of tokens that no turn brought."""

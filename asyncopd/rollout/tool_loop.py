@@ -8,10 +8,10 @@ from collections import Counter
 import msgspec
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import Message, Outcome, Timings, Trajectory, Turn
+from asyncopd.records import Generation, Message, Observation, Outcome, Step, Timings, ToolResult, Trajectory, Turn
 from asyncopd.rollout.recorder import Recorder
 from asyncopd.rollout.tools import as_message
-from asyncopd.seams import Episode, Generation, Observation, Step, ToolResult
+from asyncopd.seams import Episode
 from asyncopd.text.chat import Chat
 from asyncopd.text.tool_calls import parse
 

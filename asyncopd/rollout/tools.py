@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from asyncopd.records import Message, ToolCall
-from asyncopd.seams import Tool, ToolResult
+from asyncopd.records import Message, ToolCall, ToolResult
+from asyncopd.seams import Tool
 
 
 async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], timeout_s: float) -> list[ToolResult]:

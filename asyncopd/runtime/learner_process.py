@@ -9,10 +9,9 @@ import msgspec
 from asyncopd.config.root import TrainConfig
 from asyncopd.learner.learner import Learner
 from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Batch, Sample, Scores, StepReport, Trajectory, Version, decode
+from asyncopd.records import Batch, Manifest, Sample, Scores, StepReport, Trajectory, Version, decode
 from asyncopd.runtime.payloads import PayloadRef, read_payload
 from asyncopd.runtime.process import WorkerProcess
-from asyncopd.seams import Manifest
 
 
 class MemberRef(msgspec.Struct, frozen=True, kw_only=True):

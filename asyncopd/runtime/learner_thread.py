@@ -15,8 +15,8 @@ import torch
 
 from asyncopd.learner.learner import Learner
 from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Batch, StepReport, Version
-from asyncopd.seams import DeadlineExceeded, Manifest
+from asyncopd.records import Batch, Manifest, StepReport, Version
+from asyncopd.seams import DeadlineExceeded
 
 Result = TypeVar("Result")
 

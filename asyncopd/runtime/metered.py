@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from asyncopd.records import Version
-from asyncopd.seams import Engine, EngineCapabilities, GenerateRequest, Generation, WeightReceiver
+from asyncopd.records import EngineCapabilities, GenerateRequest, Generation, Version
+from asyncopd.seams import Engine, WeightReceiver
 from asyncopd.telemetry.metrics import BusyClock
 
 

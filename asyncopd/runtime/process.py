@@ -84,7 +84,7 @@ class _Spawning(SpawnContext):
 
     process: SpawnProcess | None = None
 
-    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:
+    def Process(self, *arguments: Any, **options: Any) -> SpawnProcess:  # type: ignore[override]  # a class there
         self.process = SpawnProcess(*arguments, **options)
         return self.process
 

@@ -14,7 +14,18 @@ import logging
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from asyncopd.records import LossMask, Scores, StepReport, Task, Trajectory, Version, decode, encode
+from asyncopd.records import (
+    Generation,
+    LossMask,
+    Manifest,
+    Scores,
+    StepReport,
+    Task,
+    Trajectory,
+    Version,
+    decode,
+    encode,
+)
 from asyncopd.rollout.pool import RolloutError, RolloutPool
 from asyncopd.rollout.summary import summarise
 from asyncopd.runtime.channels import AsyncioChannel
@@ -24,7 +35,7 @@ from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.run_loop import RunLoop
 from asyncopd.scheduler import commands, events
 from asyncopd.scoring.service import ScoringService
-from asyncopd.seams import Engine, Generation, Manifest, WeightSync
+from asyncopd.seams import Engine, WeightSync
 from asyncopd.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 
-from asyncopd.records import Version
-from asyncopd.seams import Manifest, PublishReport, WeightReceiver, WeightSource
+from asyncopd.records import Manifest, PublishReport, Version
+from asyncopd.seams import WeightReceiver, WeightSource
 from asyncopd.weights.shm import OwnedDirectory
 
 

@@ -12,8 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Version
-from asyncopd.seams import DrawSpec, GenerateRequest, Manifest, Sampling
+from asyncopd.records import DrawSpec, GenerateRequest, Manifest, Sampling, Version
 
 VOCABULARY = 96
 

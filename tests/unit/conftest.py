@@ -15,17 +15,21 @@ from transformers import PreTrainedTokenizerFast
 
 import asyncopd.text
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import Message, Task, ToolSpec, Trajectory, Version
-from asyncopd.seams import (
+from asyncopd.records import (
     DrawSpec,
     EngineCapabilities,
     GenerateRequest,
     Generation,
+    Message,
     Observation,
     Step,
+    Task,
     ToolResult,
-    WeightReceiver,
+    ToolSpec,
+    Trajectory,
+    Version,
 )
+from asyncopd.seams import WeightReceiver
 from asyncopd.text.chat import Chat
 
 HERMES = (Path(asyncopd.text.__file__).parent / "templates" / "tools.jinja").read_text(encoding="utf-8")

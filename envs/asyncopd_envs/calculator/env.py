@@ -10,8 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from asyncopd.records import Message, Outcome, Task, ToolCall, ToolSpec, Trajectory
-from asyncopd.seams import Demonstration, Observation, Step, ToolResult
+from asyncopd.records import (
+    Demonstration,
+    Message,
+    Observation,
+    Outcome,
+    Step,
+    Task,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    Trajectory,
+)
 from asyncopd_envs.calculator.arithmetic import ArithmeticFault, evaluate, written
 from asyncopd_envs.calculator.expert import ERROR, say
 from asyncopd_envs.calculator.options import Latency, Options

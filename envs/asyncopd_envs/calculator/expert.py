@@ -5,8 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from asyncopd.records import Message, Task, ToolCall
-from asyncopd.seams import Demonstration
+from asyncopd.records import Demonstration, Message, Task, ToolCall
 from asyncopd_envs.calculator.options import ExpertErrors
 
 DIGITS, OPERATORS = "0123456789", "+-*/"

@@ -16,8 +16,8 @@ from support.tiny_models import ModelSource, learner_logp, make_model, mixed_log
 from asyncopd.config.engine import EngineSection
 from asyncopd.engines.start import start_engine
 from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Version
-from asyncopd.seams import DeadlineExceeded, Engine, Manifest, PublishReport
+from asyncopd.records import Manifest, PublishReport, Version
+from asyncopd.seams import DeadlineExceeded, Engine
 from asyncopd.weights.sync import PublishFailed, ShmWeightSync
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]

@@ -14,8 +14,8 @@ from support.tiny_models import VOCABULARY, ModelSource, learner_logp, make_mode
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.engines.start import start_engine
-from asyncopd.records import Version
-from asyncopd.seams import DeadlineExceeded, Engine, EngineDied, Manifest
+from asyncopd.records import Manifest, Version
+from asyncopd.seams import DeadlineExceeded, Engine, EngineDied
 from asyncopd.weights.sync import PublishFailed, ShmWeightSync
 
 Started = Callable[..., AbstractAsyncContextManager[Engine]]

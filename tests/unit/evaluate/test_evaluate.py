@@ -11,9 +11,9 @@ import pytest
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.evaluate.evaluate import evaluate
 from asyncopd.evaluate.interval import wilson
-from asyncopd.records import Task
+from asyncopd.records import GenerateRequest, Task
 from asyncopd.rollout.pool import RolloutError, RolloutPool
-from asyncopd.seams import EngineDied, GenerateRequest
+from asyncopd.seams import EngineDied
 
 
 def tasks(count: int) -> list[Task]:

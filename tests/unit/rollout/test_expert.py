@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import LossMask, Message, Outcome, Task, ToolCall
+from asyncopd.records import Demonstration, LossMask, Message, Outcome, Task, ToolCall
 from asyncopd.rollout.expert import demonstrate
-from asyncopd.seams import Demonstration
 from asyncopd.text.chat import Chat
 
 

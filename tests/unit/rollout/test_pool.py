@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import Task, Version
+from asyncopd.records import GenerateRequest, Generation, Step, Task, Version
 from asyncopd.rollout.pool import RolloutError, RolloutPool
 from asyncopd.rollout.seeds import episode_seed, turn_seed
-from asyncopd.seams import DeadlineExceeded, EngineDied, GenerateRequest, Generation, Step
+from asyncopd.seams import DeadlineExceeded, EngineDied
 
 CALL = '<tool_call>{"name": "price", "arguments": {"item": "cup"}}</tool_call>'
 V0 = Version(0, 0)

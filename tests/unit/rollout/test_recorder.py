@@ -6,9 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncopd.records import Draws, LossMask, Version
+from asyncopd.records import Draws, Generation, LossMask, Version
 from asyncopd.rollout.recorder import Recorder
-from asyncopd.seams import Generation
 
 ids = st.lists(st.integers(0, 999), max_size=6)
 # A turn: what is sampled, what follows, and whether the prefix breaks there.

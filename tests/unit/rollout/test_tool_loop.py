@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import Message, Outcome, Task, Trajectory, Version, decode, encode
+from asyncopd.records import Message, Observation, Outcome, Step, Task, ToolResult, Trajectory, Version, decode, encode
 from asyncopd.rollout.pool import RolloutPool
-from asyncopd.seams import Observation, Step, ToolResult
 from asyncopd.text.chat import Chat
 
 CALL = '<tool_call>{"name": "price", "arguments": {"item": "cup"}}</tool_call>'

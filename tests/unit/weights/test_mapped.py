@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from asyncopd.models.mapped import TornWeights, map_tensors, write_tensors
-from asyncopd.records import Version
-from asyncopd.seams import Manifest
+from asyncopd.records import Manifest, Version
 
 TENSORS = {
     "model.embed.weight": torch.randn(7, 5),

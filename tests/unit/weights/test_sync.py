@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from asyncopd.models.mapped import map_tensors, write_tensors
-from asyncopd.records import Version
-from asyncopd.seams import Manifest
+from asyncopd.records import Manifest, Version
 from asyncopd.weights.sync import PublishFailed, ShmWeightSync
 
 VERSION = Version(0, 1)
