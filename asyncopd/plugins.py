@@ -7,9 +7,22 @@ import importlib
 from importlib.metadata import entry_points
 from typing import Any
 
+from asyncopd.errors import UserError
+
 
 class UnknownPlugin(LookupError):
     """No such entry point, module or class; the message names the nearest."""
+
+
+def find_for(field: str, group: str, name: str) -> Any:
+    """Return what `name`, the value of configuration field `field`, names in `group`. Raises `UserError`."""
+    try:
+        return find(group, name)
+    except UnknownPlugin as error:
+        raise UserError(field, str(error), "name one that is installed, or module:Class") from None
+    except Exception as error:
+        problem = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{field} {name}", f"importing it failed ({problem})", "correct the module") from error
 
 
 def find(group: str, name: str) -> Any:

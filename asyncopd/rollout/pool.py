@@ -91,7 +91,7 @@ class RolloutPool:
                 return trajectory
         except (RolloutError, EngineDied):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if attempt.place == "caller":
                 raise
             if limit.expired():

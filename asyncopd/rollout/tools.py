@@ -33,7 +33,7 @@ async def _call(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -> 
     try:
         async with limit:
             output = await tool(call.arguments)
-    except Exception as error:  # noqa: BLE001 - the boundary around code that may do anything
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around code that may do anything
         if limit.expired():
             return _failed(call, f"no answer within {timeout_s:g} s")
         return _failed(call, f"{type(error).__name__}: {error}")

@@ -13,7 +13,7 @@ from asyncopd.errors import UserError
 from asyncopd.records import Batch, Outcome, Sample, Trajectory
 from asyncopd.rollout.expert import demonstrate
 from asyncopd.rollout.seeds import episode_seed
-from asyncopd.runtime.prepare import World
+from asyncopd.runtime.world import World
 from asyncopd.seams import ExpertEnvironment
 from asyncopd.text.chat import Chat
 

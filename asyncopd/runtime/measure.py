@@ -12,8 +12,9 @@ from asyncopd.evaluate.evaluate import Evaluation, evaluate
 from asyncopd.models.resolve import resolve
 from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
-from asyncopd.runtime.prepare import World, open_world, tokenizer_of
+from asyncopd.runtime.prepare import tokenizer_of
 from asyncopd.runtime.roles import serving
+from asyncopd.runtime.world import World, open_world
 from asyncopd.seams import Engine
 from asyncopd.text.chat import Chat
 

@@ -11,8 +11,8 @@ from asyncopd.evaluate.evaluate import Evaluation, evaluate
 from asyncopd.records import Task, Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.learner_thread import LearnerThread
-from asyncopd.runtime.prepare import World
 from asyncopd.runtime.roles import serving
+from asyncopd.runtime.world import World
 from asyncopd.seams import Engine
 from asyncopd.text.chat import Chat
 from asyncopd.weights.sync import ShmWeightSync

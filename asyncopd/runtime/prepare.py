@@ -3,38 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
-from asyncopd.config.environment import EnvironmentSection
 from asyncopd.config.model import ModelSection
 from asyncopd.config.root import TrainConfig
 from asyncopd.errors import UserError
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
 from asyncopd.objectives.presets import build
-from asyncopd.plugins import UnknownPlugin, find
-from asyncopd.records import Support, Task, ToolSpec
+from asyncopd.plugins import find_for
+from asyncopd.records import Support, ToolSpec
+from asyncopd.runtime.world import World, check_prompts, open_world
 from asyncopd.scoring.cache.open import check
-from asyncopd.seams import Environment
+from asyncopd.seams import Teacher
 from asyncopd.text.chat import Chat
-
-# Prompts rendered to find one that leaves no room to answer.
-_PROBED_TASKS = 64
-
-
-@dataclass(frozen=True)
-class World:
-    """The environment of a run: its tasks, its tools, and a way to make instances."""
-
-    make: Callable[[], Environment]
-    train: Sequence[Task]
-    test: Sequence[Task]
-    tools: list[ToolSpec]
 
 
 @dataclass(frozen=True)
@@ -69,7 +55,8 @@ async def prepare(config: TrainConfig) -> Prepared:
     chat = Chat(tokenizer, world.tools)
     check_context("student", config.engine.max_context, student)
     check_context("teacher", config.engine.max_context, teacher)
-    await _check_prompts(config, world, chat)
+    await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
+    make_teacher(config, teacher, world.tools)
     if config.evaluation.tasks > len(world.test):
         raise UserError(
             f"evaluation.tasks {config.evaluation.tasks}",
@@ -80,24 +67,11 @@ async def prepare(config: TrainConfig) -> Prepared:
     return Prepared(config, student, teacher, tokenizer, chat, world, objective.support)
 
 
-async def open_world(section: EnvironmentSection) -> World:
-    """Find the environment that `section` names and list its tasks. Raises `UserError`."""
-    try:
-        factory = find("asyncopd.envs", section.use)
-    except UnknownPlugin as error:
-        raise UserError("environment.use", str(error), "name an installed environment") from None
-    try:
-        environment = factory(**section.options)
-        tools = [tool.spec for tool in environment.tools.values()]
-        train = factory.tasks("train", **section.options)
-        test = factory.tasks("test", **section.options)
-    except (TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError("environment.options", reason, f"see the README of {section.use!r}") from None
-    await environment.close()
-    if not train:
-        raise UserError("environment", f"{section.use!r} has no training tasks", "change its options")
-    return World(lambda: factory(**section.options), train, test, tools)
+def make_teacher(config: TrainConfig, directory: Path, tools: list[ToolSpec]) -> Teacher:
+    """Construct the teacher that `config` names, on the model in `directory`. Raises `UserError`."""
+    kind = find_for("teacher.use", "asyncopd.teachers", config.teacher.use)
+    teacher: Teacher = kind(directory, config.teacher, threads=config.runtime.threads.teacher, tools=tools)
+    return teacher
 
 
 def tokenizer_of(section: ModelSection, directory: Path) -> PreTrainedTokenizerBase:
@@ -140,23 +114,6 @@ def _check_support(support: Support, config: TrainConfig, teacher: Path) -> None
         raise UserError(
             f"objective.width {support.width}", f"the vocabulary has {vocabulary} tokens", "lower the width"
         )
-
-
-async def _check_prompts(config: TrainConfig, world: World, chat: Chat) -> None:
-    environment = world.make()
-    room = config.engine.max_context - 1
-    try:
-        for task in (*world.train[:_PROBED_TASKS], *world.test[:_PROBED_TASKS]):
-            observation = await environment.reset(task, config.run.seed)
-            length = len(chat.prompt_ids(observation.messages))
-            if length > room:
-                raise UserError(
-                    f"engine.max_context {config.engine.max_context}",
-                    f"the prompt of task {task.id!r} has {length} tokens",
-                    "raise it, or shorten the prompt",
-                )
-    finally:
-        await environment.close()
 
 
 def describe(prepared: Prepared) -> dict[str, Any]:

@@ -59,7 +59,9 @@ class WorkerProcess:
         """Run `function(*arguments)` in the process. Raises what it raises, or `WorkerLost`."""
         try:
             future = self._last = self._pool.submit(function, *arguments)
-            done, _ = await asyncio.wait([asyncio.wrap_future(future)], timeout=timeout_s)
+            waited = asyncio.wrap_future(future)
+            waited.add_done_callback(lambda ended: ended.cancelled() or ended.exception())  # given up, it is nobody's
+            done, _ = await asyncio.wait([waited], timeout=timeout_s)
             if done:
                 return done.pop().result()
         except BrokenProcessPool:

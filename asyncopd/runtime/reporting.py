@@ -118,6 +118,10 @@ class Reporter:
                 "totals": totals(metrics, scoring),
             }
         )
+        if not report.tokens:
+            masked: Counter[str] = sum((Counter(attempt.masked) for attempt in report.attempts), Counter())
+            fates = ", ".join(f"{count} {fate}" for fate, count in sorted(masked.items()))
+            self.warn(f"step {progress.step} taught nothing; its tokens are masked ({fates or 'it had none'})")
         for callback in self._callbacks:
             callback.on_step(progress)
 

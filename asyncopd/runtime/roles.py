@@ -10,12 +10,11 @@ from pathlib import Path
 
 from asyncopd.config.root import SftConfig, TrainConfig
 from asyncopd.engines.start import start_engine
-from asyncopd.plugins import find
 from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.learner_process import LearnerProcess
 from asyncopd.runtime.metered import MeteredEngine
-from asyncopd.runtime.prepare import Prepared
+from asyncopd.runtime.prepare import Prepared, make_teacher
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.scoring.cache.open import open_store
 from asyncopd.scoring.service import ScoringService
@@ -44,7 +43,7 @@ async def open_roles(
     config = prepared.config
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(config.scoring, directory.path / "score-cache"))
-        teacher = _teacher(prepared)
+        teacher = make_teacher(config, prepared.teacher, prepared.world.tools)
         stack.push_async_callback(teacher.close)
         engine, learner = await _start(prepared, checkpoint, teacher, stack)
         weights = roomy_directory(config.weights.dir, directory.path, _weight_bytes(prepared.student))
@@ -107,9 +106,3 @@ async def _start(
 
 def _weight_bytes(student: Path) -> int:
     return sum(file.stat().st_size for file in student.glob("*.safetensors"))
-
-
-def _teacher(prepared: Prepared) -> Teacher:
-    config = prepared.config
-    kind = find("asyncopd.teachers", config.teacher.use)
-    return kind(prepared.teacher, config.teacher, threads=config.runtime.threads.teacher, tools=prepared.world.tools)

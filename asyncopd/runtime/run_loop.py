@@ -39,6 +39,7 @@ class RunLoop:
     ) -> None:
         self.scheduler = scheduler
         self.last_event = time.monotonic()
+        self.last_failure = ""
         self._journal = journal
         self._inbox: asyncio.Queue[AnyEvent] = asyncio.Queue()
         self._failure: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -80,7 +81,8 @@ class RunLoop:
                     await self._dispatch(command)
                     await asyncio.sleep(0)  # a burst of starts must not hold up everything else
         if isinstance(self._end, commands.FailRun):
-            raise RunFailed(self._end.reason)
+            because = f"; the last of them failed with {self.last_failure}" if self.last_failure else ""
+            raise RunFailed(f"{self._end.reason}{because}")
         await self._learning.emptied()  # the last weights are on their way to the engines
         return self._end.reason
 

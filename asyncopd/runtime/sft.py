@@ -25,9 +25,10 @@ from asyncopd.runtime.callbacks import Callback
 from asyncopd.runtime.demonstrations import Demonstrations, record
 from asyncopd.runtime.learner_thread import LearnerThread
 from asyncopd.runtime.meter import Meter, open_meter
-from asyncopd.runtime.prepare import World, check_context, open_world, tokenizer_of
+from asyncopd.runtime.prepare import check_context, tokenizer_of
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.sft_report import SftReport
+from asyncopd.runtime.world import World, open_world
 from asyncopd.text.chat import Chat
 
 

@@ -90,6 +90,7 @@ class RolloutStage:
             )
         except RolloutError as error:
             _log.warning("attempt %d is tried again: %s", command.attempt, error)
+            self._loop.last_failure = str(error)
             self._loop.emit(events.RolloutFailed, attempt=command.attempt, reason=error.reason)
             return
         key = f"trajectory-{command.attempt}"

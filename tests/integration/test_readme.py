@@ -15,8 +15,9 @@ from asyncopd.config.root import TrainConfig
 from asyncopd.models.resolve import resolve
 from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
-from asyncopd.runtime.prepare import open_world, tokenizer_of
+from asyncopd.runtime.prepare import tokenizer_of
 from asyncopd.runtime.roles import serving
+from asyncopd.runtime.world import open_world
 from asyncopd.text.chat import Chat
 
 pytestmark = pytest.mark.integration

@@ -18,8 +18,9 @@ from asyncopd.models.resolve import resolve
 from asyncopd.records import LossMask
 from asyncopd.runtime.callbacks import Callback, Progress
 from asyncopd.runtime.demonstrations import Demonstrations, record
-from asyncopd.runtime.prepare import open_world, tokenizer_of
+from asyncopd.runtime.prepare import tokenizer_of
 from asyncopd.runtime.sft import sft
+from asyncopd.runtime.world import open_world
 from asyncopd.text.chat import Chat
 
 STUDENT = "package:asyncopd_envs.calculator/pair/student"
