@@ -99,6 +99,9 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     figures.add_row("lag, mean / p95 / max / bound", _lags(staleness))
     figures.add_row("trained tokens by lag", _histogram(staleness["histogram"]))
     figures.add_row("cache hits / misses", f"{cache['hits']:,} / {cache['misses']:,}")
+    updates = summary["weight_updates"]
+    pause = updates["pause_seconds"] / updates["count"] * 1e3
+    figures.add_row("weight updates, mean pause", f"{updates['count']} x {pause:.0f} ms")
     figures.add_row("event-loop lag p99", f"{summary['loop_lag_p99_ms']:.0f} ms")
     figures.add_row("conservation law", "holds" if summary["conservation"]["holds"] else "BROKEN")
     return [success, figures]

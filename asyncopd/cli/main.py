@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
 import sys
+
+# vLLM warns while it is imported, before it sets its own level; the processes it spawns import this module first.
+logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper())
 
 _INTERRUPTED = 130
 

@@ -51,7 +51,7 @@ async def prepare(config: TrainConfig) -> Prepared:
     teacher = resolve(config.teacher.model)
     tokenizer = tokenizer_of(config.student, student)
     check_pair(tokenizer, tokenizer_of(config.teacher, teacher))
-    _check_support(objective.support, config, teacher)
+    _check_support(objective.support, teacher)
     chat = Chat(tokenizer, world.tools)
     check_context("student", config.engine.max_context, student)
     check_context("teacher", config.engine.max_context, teacher)
@@ -108,7 +108,7 @@ def _check_engine(use: str) -> None:
         )
 
 
-def _check_support(support: Support, config: TrainConfig, teacher: Path) -> None:
+def _check_support(support: Support, teacher: Path) -> None:
     vocabulary = AutoConfig.from_pretrained(teacher).get_text_config().vocab_size
     if support.width > vocabulary:
         raise UserError(

@@ -145,8 +145,9 @@ class Reporter:
                 "misses": service.stats.misses,
                 "bytes": service.stats.bytes,
             },
+            "weight_updates": dict(metrics.updates),
             "loop_lag_p99_ms": metrics.loop_lag.quantile(0.99) * 1e3,
-            "conservation": msgspec.to_builtins(scheduler.ledger) | {"holds": scheduler.ledger.holds},
+            "conservation": scheduler.ledger.to_json(),
         }
 
     def finish(self, summary: dict[str, Any]) -> None:

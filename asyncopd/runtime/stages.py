@@ -195,7 +195,8 @@ class LearnerStage:
             await self._publication
 
     async def _commit(self, version: Version, source: _SentSignal) -> None:
-        await self._sync.publish(version, source)
+        report = await self._sync.publish(version, source)
+        self._metrics.updated(report)
         self._loop.emit(events.EngineReady, engine=self._engine.name, version=version)
 
     async def _train(self, command: commands.TrainStep) -> None:

@@ -13,6 +13,7 @@ def totals(metrics: Metrics, scoring: ScoringStats) -> dict[str, Any]:
     """Return the counters as `restore` reads them."""
     return {
         "tokens": dict(metrics.tokens),
+        "updates": dict(metrics.updates),
         "busy_seconds": {stage: round(clock.seconds, 3) for stage, clock in metrics.busy.items()},
         "scoring": dataclasses.asdict(scoring),
     }
@@ -21,6 +22,7 @@ def totals(metrics: Metrics, scoring: ScoringStats) -> dict[str, Any]:
 def restore(counted: dict[str, Any], metrics: Metrics, scoring: ScoringStats) -> None:
     """Let new counters go on from what was `counted`."""
     metrics.tokens.update(counted["tokens"])
+    metrics.updates.update(counted["updates"])
     for stage, seconds in counted["busy_seconds"].items():
         metrics.busy[stage].add(seconds)
     for name, value in counted["scoring"].items():

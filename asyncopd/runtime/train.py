@@ -7,7 +7,7 @@ import logging
 import shlex
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +129,14 @@ def _log_file(path: Path) -> Iterator[None]:
 
 
 class _LogFile(logging.FileHandler):
+    """Says nothing of a full disk, which fails the run where more than a line of its log is lost by it."""
+
     def handleError(self, record: logging.LogRecord) -> None:
-        """Say nothing: a disk that is full fails the run where something is lost by it."""
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 def _in_own_loop(main: Coroutine[Any, Any, dict[str, Any]], interruption: Interruption) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from asyncopd.records import PublishReport
+
 
 class BusyClock:
     """Seconds during which at least one activity of a stage was under way."""
@@ -76,15 +78,21 @@ class LoopLag:
 
 
 class Metrics:
-    """What a run counts: tokens and busy time by stage, trained tokens by lag."""
+    """What a run counts: tokens and busy time by stage, trained tokens by lag, weight updates and their cost."""
 
     STAGES = ("rollout", "scoring", "learner")
 
     def __init__(self) -> None:
         self.busy = {stage: BusyClock() for stage in self.STAGES}
         self.tokens: Counter[str] = Counter()
+        self.updates: Counter[str] = Counter()
         self.lags: Counter[int] = Counter()
         self.loop_lag = LoopLag()
+
+    def updated(self, report: PublishReport) -> None:
+        """Count a weight update that every engine committed."""
+        seconds = {"send_seconds": report.send_seconds, "pause_seconds": report.pause_seconds}
+        self.updates.update({"count": 1, "bytes": report.bytes, **seconds})  # type: ignore[dict-item]  # floats add too
 
     def lag_summary(self) -> dict[str, float]:
         """Return `mean`, `p95` and `max` lag of the trained tokens, in optimizer steps."""
