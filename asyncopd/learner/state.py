@@ -10,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from asyncopd.errors import UserError
 from asyncopd.models.permissions import follow_umask
 
 
@@ -20,8 +22,17 @@ from asyncopd.models.permissions import follow_umask
 def atomic_directory(target: Path) -> Iterator[Path]:
     """Yield an empty directory that becomes `target` when the block ends without an exception.
 
-    All files are durable before the name is. A former `target` is replaced.
+    All files are durable before the name is. A former `target` is replaced. Raises `UserError` if the disk refuses.
     """
+    try:
+        with _atomically(target) as fresh:
+            yield fresh
+    except (OSError, SafetensorError) as error:
+        raise UserError(str(target), f"cannot be written ({error})", "make room for it, then resume") from error
+
+
+@contextmanager
+def _atomically(target: Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}-") as scratch:
         fresh, former = Path(scratch, "new"), Path(scratch, "old")
