@@ -12,12 +12,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from asyncopd.config.learner import LearnerSection
 from asyncopd.config.model import ModelSection
 from asyncopd.config.objective import ObjectiveSection
 from asyncopd.config.scheduler import FreshnessSection
+from asyncopd.errors import UserError
 from asyncopd.learner.failure import NonFiniteLoss
 from asyncopd.learner.forward import Forward
 from asyncopd.learner.measures import Measures
@@ -124,7 +126,15 @@ class Learner:
             (scratch / "learner.json").write_text(json.dumps(state), encoding="utf-8")
 
     def restore(self, directory: Path) -> None:
-        """Continue bitwise from what `save` wrote for the same configuration."""
+        """Continue bitwise from what `save` wrote for the same configuration. Raises `UserError` if it is damaged."""
+        try:
+            self._restore(directory)
+        except (OSError, SafetensorError, LookupError, ValueError) as error:
+            raise UserError(
+                str(directory), f"cannot be read ({error})", "bring the checkpoint back, or start a new run"
+            ) from error
+
+    def _restore(self, directory: Path) -> None:
         weights = load_file(directory / "model.safetensors")
         with torch.no_grad():
             for name, parameter in self._model.named_parameters():

@@ -163,8 +163,12 @@ class RunDirectory:
 
     def latest_checkpoint(self) -> Path | None:
         """Return the whole checkpoint of the highest step."""
-        steps = sorted(self.checkpoints.glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-        return steps[-1] if steps else None
+        steps = self._checkpoint_steps()
+        return self.checkpoints / f"step-{steps[-1]}" if steps else None
+
+    def _checkpoint_steps(self) -> list[int]:
+        names = [path.name.removeprefix("step-") for path in self.checkpoints.glob("step-*")]
+        return sorted(int(name) for name in names if name.isdecimal())
 
     @contextmanager
     def new_checkpoint(self, step: int) -> Iterator[Path]:
@@ -177,14 +181,8 @@ class RunDirectory:
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         _sync_directory(self.checkpoints)
-        for path in self.checkpoints.glob("step-*"):
-            if int(path.name.removeprefix("step-")) < step and path != self._previous(step):
-                shutil.rmtree(path)
-
-    def _previous(self, step: int) -> Path | None:
-        earlier = [int(path.name.removeprefix("step-")) for path in self.checkpoints.glob("step-*")]
-        below = [other for other in earlier if other < step]
-        return self.checkpoints / f"step-{max(below)}" if below else None
+        for old in [other for other in self._checkpoint_steps() if other < step][:-1]:
+            shutil.rmtree(self.checkpoints / f"step-{old}")
 
     def write_json(self, path: Path, value: Any) -> None:
         """Write `value` to `path` atomically."""
