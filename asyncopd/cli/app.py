@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import metadata
+from typing import Annotated
+
 import typer
 
 from asyncopd.cli.bootstrap import bootstrap
@@ -16,7 +19,25 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Post-train tool-using agents by asynchronous on-policy distillation.",
+    epilog="With --debug, any command shows where an error came from.",
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(metadata.version("asyncopd"))
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before any command."""
+
+
 app.command()(train)
 app.command(name="eval")(evaluate)
 app.command()(sft)

@@ -31,6 +31,6 @@ def evaluate(
     if loaded.evaluation.tasks == 0:
         raise UserError("evaluation.tasks", "is 0", "set how many held-out tasks to live")
     evaluation = asyncio.run(measure(loaded, model or loaded.student.model))
-    Console().print(
-        f"{interval(evaluation)} on {evaluation['tasks']} held-out tasks; outcomes {evaluation['outcomes']}"
-    )
+    outcomes = ", ".join(f"{count} {name}" for name, count in evaluation["outcomes"].items())
+    line = f"{interval(evaluation)} on {evaluation['tasks']} held-out tasks: {outcomes}"
+    Console().print(line, soft_wrap=True)
