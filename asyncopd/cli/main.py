@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from typing import NoReturn
 
 # vLLM warns while it is imported, before it sets its own level; the processes it spawns import this module first.
 logging.getLogger("vllm").setLevel(os.environ.get("VLLM_LOGGING_LEVEL", "ERROR").upper())
@@ -23,7 +24,18 @@ def main() -> None:
     try:
         _run(debug="--debug" in sys.argv, arguments=[argument for argument in sys.argv[1:] if argument != "--debug"])
     except KeyboardInterrupt:
-        raise SystemExit(_INTERRUPTED) from None
+        _end_undisturbed()
+    except SystemExit as end:
+        if end.code == _INTERRUPTED:
+            _end_undisturbed()
+        raise
+
+
+def _end_undisturbed() -> NoReturn:
+    """Exit; an impatient second Ctrl-C cannot break what is left to do."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(_INTERRUPTED) from None
 
 
 def _run(*, debug: bool, arguments: list[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -30,8 +31,9 @@ def sft(
     try:
         result = asyncio.run(run(loaded, resume=resume, callbacks=[progress]))
     except KeyboardInterrupt:
-        if directory.latest_checkpoint() is not None:
-            console.print(f"stopped; resume with: asyncopd sft {directory.config} --resume", soft_wrap=True)
+        if directory.config.exists():
+            path = shlex.quote(str(directory.config))
+            console.print(f"stopped; resume with: asyncopd sft {path} --resume", soft_wrap=True, markup=False)
         raise
     finally:
         progress.close()

@@ -57,7 +57,7 @@ class _Fit:
 async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SftResult:
     """Fine-tune `config.student` on demonstrations and export it.
 
-    `resume` goes on from the last checkpoint in `run.dir`. Raises `UserError` before anything is spent.
+    `resume` goes on from the last checkpoint in `run.dir`, without one from the start. Raises `UserError` before anything is spent.
     """
     began = time.monotonic()
     directory = RunDirectory.named(config.run.dir, config.run.name)
@@ -70,9 +70,10 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     report = SftReport(directory, config.run.steps, callbacks)
     report.stage("recording demonstrations")
     demonstrations = await record(config, world, chat, report.warn)
-    if not resume:
-        directory.create(config)
     async with AsyncExitStack() as stack:
+        stack.enter_context(directory.locked())
+        if not resume:
+            directory.create(config)
         stack.callback(report.close)
         learner = await _start_learner(config, student, directory.latest_checkpoint() if resume else None)
         stack.callback(learner.close)
@@ -91,7 +92,7 @@ async def _run(fit: _Fit) -> None:
     if config.initialise is None:
         await _measure_held_out(fit, "student_before")
     start = await _measure_stop(fit)
-    fit.report.training_begins()
+    fit.report.training_begins(learner.steps)
     done = False
     while learner.steps < config.run.steps and not done:
         batch = fit.demonstrations.batch(learner.steps, config.batch_size)
@@ -123,8 +124,8 @@ async def _measure_stop(fit: _Fit) -> float:
 
 
 def _check_directory(directory: RunDirectory, resume: bool) -> None:
-    if resume and directory.latest_checkpoint() is None:
-        raise UserError(f"run.dir {directory.path}", "holds no checkpoint", "give the directory of an interrupted run")
+    if resume and not directory.config.exists():
+        raise UserError(f"run.dir {directory.path}", "holds no run", "give the directory of an interrupted run")
     if not resume and directory.config.exists():
         raise UserError(
             f"run.dir {directory.path}", "already holds a run", "resume it with --resume, or choose another directory"

@@ -35,9 +35,10 @@ class SftReport:
         for callback in self._callbacks:
             callback.on_warning(message)
 
-    def training_begins(self) -> None:
-        """Open the file of figures, in the run directory made by now, and start the clock."""
+    def training_begins(self, steps: int) -> None:
+        """Open the file of figures, in the run directory made by now, keep those of `steps`, and start the clock."""
         self._metrics = JsonLines(self._directory.metrics)
+        self._metrics.rewrite([line for line in self._metrics.read() if line["step"] <= steps])
         self._began = time.monotonic()
 
     def evaluated(self, name: str, evaluation: Evaluation) -> None:

@@ -7,6 +7,7 @@ import logging
 import shlex
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -144,21 +145,19 @@ def _in_own_loop(main: Coroutine[Any, Any, dict[str, Any]], interruption: Interr
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(main)
-    outcome: list[Any] = []
+    outcome: Future[dict[str, Any]] = Future()
 
     def run() -> None:
         try:
-            outcome.append(asyncio.run(main))
+            outcome.set_result(asyncio.run(main))
         except BaseException as error:  # noqa: BLE001 - carried to the caller's thread, which raises it
-            outcome.append(error)
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, name="asyncopd")
-    thread.start()
-    while thread.is_alive():
+    threading.Thread(target=run, name="asyncopd").start()
+    while True:
         try:
-            thread.join()
+            return outcome.result()
         except KeyboardInterrupt:
+            if outcome.done():
+                raise
             interruption.ask()
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
