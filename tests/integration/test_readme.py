@@ -63,7 +63,12 @@ async def test_the_environment_poses_its_tasks_to_a_real_model(tmp_path, monkeyp
     importlib.invalidate_caches()
     smollm = load(
         ROOT / "configs" / "smollm2.yaml",
-        ["environment.use=my_environment:Capitals", "engine.use=torch", "rollout.max_turn_tokens=8"],
+        [
+            "environment.use=my_environment:Capitals",
+            "environment.options={}",
+            "engine.use=torch",
+            "rollout.max_turn_tokens=8",
+        ],
         TrainConfig,
     )
     world = await open_world(smollm.environment)
