@@ -57,7 +57,8 @@ class _Fit:
 async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Callback] = ()) -> SftResult:
     """Fine-tune `config.student` on demonstrations and export it.
 
-    `resume` goes on from the last checkpoint in `run.dir`, without one from the start. Raises `UserError` before anything is spent.
+    `resume` goes on from the last checkpoint in `run.dir`, without one from the start.
+    Raises `UserError` before anything is spent.
     """
     began = time.monotonic()
     directory = RunDirectory.named(config.run.dir, config.run.name)

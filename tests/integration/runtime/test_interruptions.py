@@ -98,8 +98,39 @@ async def test_a_killed_worker_is_replaced_and_the_run_goes_on(tmp_path, command
     assert _trained_once(await _events(tmp_path))
 
 
+@pytest.mark.parametrize("times", [1, 2])
+async def test_stopped_in_an_evaluation_it_ends_at_once_and_resumes(tmp_path, command, run, times):
+    process = _start(command, tmp_path, evaluation__tasks="200")
+    _wait_for(tmp_path, "", process)
+    while "measuring" not in process.stdout.readline():
+        pass
+    for _ in range(times):
+        process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, ""), output
+    assert "--resume" in output
+    assert run(tmp_path, "--resume", evaluation__tasks="0").returncode == 0
+
+
+def test_killed_after_its_last_step_it_measures_the_trained_student_and_counts_all_steps(tmp_path, run):
+    assert run(tmp_path, evaluation__tasks="40", evaluation__teacher="false", run__steps="20").returncode == 0
+    whole = json.loads((tmp_path / "summary.json").read_text())
+    before = {"student_before": whole["student_before"]}
+    (tmp_path / "evaluation.json").write_text(json.dumps(before))
+    (tmp_path / "summary.json").unlink()
+    done = run(tmp_path, "--resume", evaluation__tasks="40", evaluation__teacher="false", run__steps="20")
+    assert done.returncode == 0, done.stderr
+    resumed = json.loads((tmp_path / "summary.json").read_text())
+    assert resumed["student_after"]["success"] == whole["student_after"]["success"]
+    for figure in ("staleness", "cache", "conservation"):
+        assert resumed[figure] == whole[figure]
+
+
 def test_a_finished_run_is_not_trained_again(tmp_path, run):
     assert run(tmp_path).returncode == 0
+    journal = (tmp_path / "journal.jsonl").read_bytes()
+    assert run(tmp_path, "--resume").returncode == 0
+    assert (tmp_path / "journal.jsonl").read_bytes() == journal
     again = run(tmp_path)
     assert again.returncode == 2
     assert "already holds a run" in again.stderr

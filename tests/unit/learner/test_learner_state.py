@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from asyncopd.errors import UserError
 from asyncopd.learner.state import atomic_directory
 
 
@@ -95,7 +96,7 @@ def test_a_bfloat16_student_gathers_updates_below_its_own_resolution(make_learne
 
 def test_a_directory_appears_whole_or_not_at_all(tmp_path: Path):
     target = tmp_path / "checkpoint"
-    with pytest.raises(OSError), atomic_directory(target) as scratch:
+    with pytest.raises(UserError), atomic_directory(target) as scratch:
         (scratch / "half").write_text("half")
         raise OSError("disk full")
     assert list(tmp_path.iterdir()) == []
@@ -106,7 +107,7 @@ def test_a_failed_replacement_leaves_the_former_directory(tmp_path: Path):
     for text in ("first", "second"):
         with atomic_directory(target) as scratch:
             (scratch / "file").write_text(text)
-    with pytest.raises(OSError), atomic_directory(target) as scratch:
+    with pytest.raises(UserError), atomic_directory(target) as scratch:
         (scratch / "file").write_text("third")
         raise OSError("disk full")
     assert (target / "file").read_text() == "second"

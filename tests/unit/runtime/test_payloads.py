@@ -9,6 +9,7 @@ import sys
 import msgspec
 import pytest
 
+from asyncopd.errors import UserError
 from asyncopd.runtime.payloads import DamagedPayload, FilePayloadStore
 
 
@@ -40,6 +41,21 @@ async def test_a_frame_torn_by_a_crash_is_dropped_and_the_rest_stays(tmp_path, t
     store = FilePayloadStore(path, needed=["third"])
     assert store.get("third") == b"c" * 10
     await store.close()
+
+
+@pytest.mark.parametrize("harm", ["cut", "altered"])
+async def test_a_needed_payload_that_is_lost_is_told_and_the_file_is_left_as_it_is(tmp_path, harm):
+    path = tmp_path / "payloads.bin"
+    store = FilePayloadStore(path)
+    for key in ("first", "second", "third"):
+        await store.put(key, b"a" * 100)
+    await store.close()
+    data = path.read_bytes()
+    path.write_bytes(data[:200] if harm == "cut" else data[:200] + b"#" + data[201:])
+    harmed = path.read_bytes()
+    with pytest.raises(UserError, match=r"payloads.bin: \d payloads that the journal tells of are not there"):
+        FilePayloadStore(path, needed=["first", "second"])
+    assert path.read_bytes() == harmed
 
 
 async def test_damaged_bytes_are_refused(tmp_path):

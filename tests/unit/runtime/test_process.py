@@ -51,6 +51,15 @@ async def test_a_call_past_its_deadline_kills_the_process_and_says_so(worker):
         await worker.call(_divide, 1, 2, timeout_s=30)
 
 
+async def test_closing_gives_a_call_under_way_up():
+    worker = await WorkerProcess.start("test", 1)
+    waiting = asyncio.create_task(worker.call(time.sleep, 60, timeout_s=60))
+    await asyncio.sleep(0.1)
+    await asyncio.wait_for(worker.close(), 10)
+    with pytest.raises(WorkerLost):
+        await waiting
+
+
 async def test_a_killed_process_is_reported_at_once(worker):
     waiting = asyncio.create_task(worker.call(time.sleep, 60, timeout_s=60))
     await asyncio.sleep(0.1)

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+from asyncopd.config.loading import load
 from asyncopd.config.root import TrainConfig
 from asyncopd.errors import UserError
 from asyncopd.runtime.run_directory import RunDirectory
@@ -63,3 +67,66 @@ def test_the_last_two_checkpoints_are_kept_and_the_highest_counts(tmp_path):
             (path / "weights").write_text(str(step))
     assert sorted(path.name for path in directory.checkpoints.iterdir()) == ["step-100", "step-90"]
     assert directory.latest_checkpoint().name == "step-100"
+
+
+def test_other_directories_among_the_checkpoints_do_not_count(tmp_path):
+    directory = RunDirectory(tmp_path)
+    directory.create(CONFIG)
+    with directory.new_checkpoint(5) as path:
+        (path / "weights").write_text("5")
+    (directory.checkpoints / "step-five").mkdir()
+    (directory.checkpoints / ".step-7.partial").mkdir()
+    assert directory.latest_checkpoint().name == "step-5"
+    directory.tidy()
+    assert sorted(path.name for path in directory.checkpoints.iterdir()) == ["step-5", "step-five"]
+
+
+def test_a_directory_has_one_process_at_a_time(tmp_path):
+    code = (
+        "import sys; from pathlib import Path; from asyncopd.runtime.run_directory import RunDirectory\n"
+        "with RunDirectory(Path(sys.argv[1])).locked(): print('had')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with RunDirectory(tmp_path).locked():
+        other = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert "another process is at this run" in other.stderr
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "had\n"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("run.steps", 61), ("run.seed", 1), ("scheduler.batch_size", 8), ("learner.optimizer.lr", 1.0)]
+)
+def test_what_decides_what_is_learned_cannot_change_at_resume(tmp_path, field, value):
+    directory = RunDirectory(tmp_path)
+    directory.create(CONFIG)
+    directory.journal.touch()
+    with pytest.raises(UserError, match=rf"{field} {value}: the run in .* began with"):
+        directory.check_resumable(_with(field, value))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("run.dir", "elsewhere"), ("runtime.watchdog_s", 5.0), ("scoring.timeout_s", 5.0)]
+)
+def test_where_and_how_long_may_change_at_resume(tmp_path, field, value):
+    directory = RunDirectory(tmp_path)
+    directory.create(CONFIG)
+    directory.journal.touch()
+    directory.check_resumable(_with(field, value))
+
+
+def test_the_configuration_of_a_run_directory_means_that_run_wherever_it_lies(tmp_path):
+    directory = RunDirectory(tmp_path / "moved")
+    directory.create(_with("run.dir", "where/it/was"))
+    config = load(directory.config, (), TrainConfig)
+    assert RunDirectory.meant(directory.config, (), config.run).path == directory.path
+    assert RunDirectory.meant(directory.config, ["run.dir=new"], _with("run.dir", "new").run).path == Path("new")
+
+
+def _with(dotted, value):
+    data = CONFIG.model_dump(mode="json")
+    *sections, field = dotted.split(".")
+    section = data
+    for name in sections:
+        section = section[name]
+    section[field] = value
+    return TrainConfig.model_validate(data)

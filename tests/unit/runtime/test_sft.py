@@ -119,7 +119,7 @@ async def test_a_directory_is_used_once(tmp_path: Path) -> None:
     await sft(config(tmp_path, run={"dir": str(tmp_path), "steps": 1}))
     with pytest.raises(UserError, match="already holds a run"):
         await sft(config(tmp_path))
-    with pytest.raises(UserError, match="holds no checkpoint"):
+    with pytest.raises(UserError, match="holds no run"):
         await sft(config(tmp_path / "other"), resume=True)
 
 
