@@ -138,15 +138,12 @@ class _Server:
     @classmethod
     async def start(cls, directory: Path, mebibytes: int) -> _Server:
         private = _socket_directory()
-        process = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", _SUPERVISE, str(private)),
-            *_command(private / "s", directory, mebibytes),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
-        )
-        server = cls(process, private / "s")
+        spawning = asyncio.create_task(_spawn(private, directory, mebibytes))
+        try:
+            server = cls(await asyncio.shield(spawning), private / "s")
+        except asyncio.CancelledError:
+            await cls(await spawning, private / "s").stop()
+            raise
         try:
             async with asyncio.timeout(_START_S):
                 await server._ready.wait()
@@ -197,6 +194,18 @@ class _Server:
 
     def _failure(self, what: str) -> str:
         return f"the embedded Valkey {what} ({' | '.join(self._last_lines)})"
+
+
+async def _spawn(private: Path, directory: Path, mebibytes: int) -> asyncio.subprocess.Process:
+    """Start the supervisor; given up half way it would leave a server that nobody watches."""
+    return await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", _SUPERVISE, str(private)),
+        *_command(private / "s", directory, mebibytes),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
 
 
 def server_binary() -> Path:

@@ -64,6 +64,18 @@ async def test_a_start_that_is_given_up_leaves_no_server(gone, monkeypatch: pyte
     await gone(pids, 1)
 
 
+@pytest.mark.parametrize("turns", [1, 2, 3, 5])
+async def test_a_start_given_up_at_any_turn_of_the_loop_leaves_no_directory(turns, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    starting = asyncio.create_task(EmbeddedStore(tmp_path / "cache", 8).start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert not list(tmp_path.glob("asyncopd-*"))
+
+
 @pytest.mark.parametrize("name", ["plain", "with spaces and 'quotes'", "naïve-日本", "long" * 40])
 async def test_the_next_run_finds_what_this_one_stored(name: str, embedded, tmp_path: Path) -> None:
     directory = tmp_path / name / "cache"
