@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel
 
+from asyncopd.disk import sync
 from asyncopd.errors import UserError
 from asyncopd.models.permissions import follow_umask
 
@@ -40,11 +40,11 @@ def _atomically(target: Path) -> Iterator[Path]:
         yield fresh
         follow_umask(fresh)
         for path in [*fresh.rglob("*"), fresh]:
-            _sync(path)
+            sync(path)
         if target.exists():
             target.rename(former)
         fresh.rename(target)
-        _sync(target.parent)
+        sync(target.parent)
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -58,11 +58,3 @@ def export_checkpoint(model: PreTrainedModel, tensors: dict[str, torch.Tensor], 
     config = copy.deepcopy(model.config)
     config.dtype = next(iter(tensors.values())).dtype
     config.save_pretrained(directory)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

