@@ -22,6 +22,7 @@ from asyncopd.records import (
     PublishReport,
     ScoreRequest,
     Scores,
+    SendOrder,
     Step,
     Support,
     Task,
@@ -30,6 +31,7 @@ from asyncopd.records import (
     ToolSpec,
     Trajectory,
     Version,
+    WeightFile,
 )
 
 if TYPE_CHECKING:
@@ -60,15 +62,20 @@ class Engine(Protocol):
 
 
 class WeightSource(Protocol):
-    """A picklable handle on a learner's weights; `send` runs where the learner runs."""
+    """A picklable handle on a learner's weights; `send` runs where the learner runs, and says what it sent."""
 
-    async def send(self, version: Version, path: str) -> Manifest: ...
+    async def send(self, order: SendOrder) -> WeightFile: ...
 
 
 class WeightReceiver(Protocol):
-    """The side of engine `name` in an update, called in this order; `thaw` follows a failure too."""
+    """The side of engine `name` in an update, called in this order; `thaw` follows a failure too.
+
+    `prepare` fetches and verifies while the engine generates, so that `receive`, behind the freeze, only loads.
+    """
 
     name: str
+
+    async def prepare(self, manifest: Manifest) -> None: ...
 
     async def freeze(self) -> None: ...
 
@@ -80,9 +87,14 @@ class WeightReceiver(Protocol):
 
 
 class WeightSync(Protocol):
-    """Owns the whole update protocol; drives the sender and every receiver concurrently."""
+    """Owns the whole update protocol; drives the sender and every receiver concurrently.
+
+    `catch_up` brings an engine that came later, or missed an update, to the newest version.
+    """
 
     async def publish(self, version: Version, source: WeightSource) -> PublishReport: ...
+
+    async def catch_up(self, receiver: WeightReceiver) -> Version | None: ...
 
     def close(self) -> None: ...
 
@@ -247,4 +259,11 @@ class DeadlineExceeded(TimeoutError):
 
 
 class EngineDied(RuntimeError):
-    """An engine serves nothing any more and never will; the message says which, and why if known."""
+    """An engine serves nothing any more and never will; the message says which, and why if known.
+
+    `partial` is what had come of the request that was waiting, where the engine tells before it finishes.
+    """
+
+    def __init__(self, message: str, partial: Generation | None = None) -> None:
+        super().__init__(message)
+        self.partial = partial

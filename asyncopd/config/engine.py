@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -12,8 +12,24 @@ from asyncopd.config.section import Section
 class EngineSection(Section):
     """`engine`: what serves rollouts."""
 
-    use: Literal["vllm", "torch"] = "vllm"
-    """`vllm` in process, or the small deterministic `torch` reference."""
+    use: Literal["vllm", "vllm_server", "torch"] = "vllm"
+    """`vllm` in process, `vllm_server` over HTTP, or the small deterministic `torch` reference."""
+
+    replicas: int = Field(1, ge=1)
+    """Engines to start; each gets `runtime.threads.engine` threads."""
+
+    urls: list[str] = []
+    """Servers that run already, for `vllm_server`: none is started then. Each needs vLLM's development mode."""
+
+    api_key_env: str | None = None
+    """The environment variable that holds the key of the servers at `urls`."""
+
+    kv_policy: Literal["keep", "recompute"] = "keep"
+    """What a generation under way does with its keys and values when the weights change: `keep` goes on over the
+    old ones, `recompute` computes them again under the new weights."""
+
+    options: dict[str, Any] = {}
+    """More of vLLM's engine arguments (`quantization`, `tensor_parallel_size`, …), as vLLM names them."""
 
     max_context: int = Field(2048, ge=32)
     """Tokens of prompt and generation together, at most."""
@@ -32,3 +48,16 @@ class EngineSection(Section):
 
     update_timeout_s: float = Field(120, gt=0)
     """Seconds an in-flight weight update may take."""
+
+    probe_interval_s: float = Field(5, gt=0)
+    """Seconds between two probes of a server."""
+
+    probe_timeout_s: float = Field(15, gt=0)
+    """Seconds without an answer after which a server is given up."""
+
+    max_replacements: int = Field(8, ge=0)
+    """Lost engines of a run that are replaced while training goes on; after that it goes on with those left."""
+
+    logprob_alarm: float | None = Field(None, gt=0)
+    """Mean |log π − log μ| at equal weights, nats, above which the run warns that engine and learner disagree; by
+    default 0.001 in float32, 0.15 in lower precision."""

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
 
 from asyncopd.config.section import Section
 
 
 class WeightsSection(Section):
-    """`weights`: one memory-mapped file on this machine."""
+    """`weights`: how a version of the student travels from the learner to every engine."""
 
-    dir: Path | None = None
-    """Where the mapped file lies; by default /dev/shm where it has room, else the run directory."""
+    use: Literal["auto", "shm", "disk", "gloo", "nccl"] = "auto"
+    """`shm` maps files on this machine; `disk` passes safetensors through any directory or URL that both sides
+    reach; `gloo` and `nccl` broadcast through a process group. `auto` is `shm` for engines started here, `disk` for
+    servers given by URL."""
+
+    dir: str | None = None
+    """Where the files lie: a directory, or for `disk` any fsspec URL; by default /dev/shm where it has room, else
+    the run directory."""
+
+    encoding: Literal["dense", "delta"] = "dense"
+    """`delta` sends what changed in serving dtype, and all tensors where that is smaller, of `shm` and `disk`."""
+
+    keyframe_every: int = Field(16, ge=1)
+    """Updates after which all tensors are sent again, so that whoever comes late has few deltas to read."""

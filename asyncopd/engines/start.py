@@ -9,8 +9,8 @@ from typing import Any
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
-from asyncopd.engines.vllm_launch import vllm_environment
-from asyncopd.records import Version
+from asyncopd.engines.vllm.launch import vllm_environment
+from asyncopd.records import NO_DRAWS, DrawSpec, Version
 from asyncopd.seams import DeadlineExceeded, Engine
 
 
@@ -23,17 +23,17 @@ async def start_engine(
     threads: int,
     seed: int,
     version: Version = Version(0, 0),  # noqa: B008 - immutable
-    head_draws: int = 0,
+    draws: DrawSpec = NO_DRAWS,
 ) -> Engine:
     """Serve the checkpoint in `directory` as `version` on the engine `section.use`.
 
-    `threads` are compute threads; `head_draws` is the most TopK(μ) entries a request may ask for. Raises
+    `threads` are compute threads; `draws` are the most a request may ask for. Raises
     `DeadlineExceeded` after `section.start_timeout_s`, and what the engine raises for a model it refuses.
     """
     engine_class = await asyncio.to_thread(_import, section.use, threads)
     try:
         return await engine_class.start(
-            name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, head_draws=head_draws
+            name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, draws=draws
         )
     except TimeoutError as error:
         late = f"engine {name} did not start within {section.start_timeout_s:g} s (engine.start_timeout_s)"
@@ -44,4 +44,4 @@ def _import(use: str, threads: int) -> Any:
     if use == "torch":
         return importlib.import_module("asyncopd.engines.torch").TorchEngine
     with vllm_environment(threads):  # parts of it are read when vLLM is first imported
-        return importlib.import_module("asyncopd.engines.vllm").VllmEngine
+        return importlib.import_module("asyncopd.engines.vllm.engine").VllmEngine

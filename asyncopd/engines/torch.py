@@ -24,8 +24,18 @@ from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, tokens_left
 from asyncopd.models.loading import load_causal_lm
-from asyncopd.models.mapped import TornWeights, map_tensors
-from asyncopd.records import Draws, DrawSpec, EngineCapabilities, GenerateRequest, Generation, Manifest, Version
+from asyncopd.records import (
+    NO_DRAWS,
+    Draws,
+    DrawSpec,
+    EngineCapabilities,
+    GenerateRequest,
+    Generation,
+    Manifest,
+    Version,
+    WeightFile,
+)
+from asyncopd.tensors.mapped import TornWeights, map_tensors
 
 
 class TorchEngine:
@@ -38,11 +48,11 @@ class TorchEngine:
         thread: ThreadPoolExecutor,
         section: EngineSection,
         version: Version,
-        head: int,
+        draws: DrawSpec,
     ) -> None:
         self.name = name
         self.capabilities = EngineCapabilities(
-            draws=DrawSpec(head=head), max_context=section.max_context, deterministic=section.max_concurrent == 1
+            draws=draws, max_context=section.max_context, deterministic=section.max_concurrent == 1
         )
         self._gate = Gate(version)
         self._lifeline = Lifeline(name)
@@ -62,7 +72,7 @@ class TorchEngine:
         threads: int,
         seed: int,
         version: Version = Version(0, 0),  # noqa: B008 - immutable
-        head_draws: int = 0,
+        draws: DrawSpec = NO_DRAWS,
     ) -> TorchEngine:
         """Serve the checkpoint in `directory` as `version`. `seed` is not needed: requests bring their own.
 
@@ -79,7 +89,7 @@ class TorchEngine:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(name, decoder, thread, section, version, head_draws)
+        return cls(name, decoder, thread, section, version, draws)
 
     @property
     def version(self) -> Version:
@@ -189,19 +199,22 @@ class TorchReceiver:
         await self._gate.shut()
         await self._lifeline.hold(self._server.drained())
 
+    async def prepare(self, manifest: Manifest) -> None:
+        """Nothing can be done ahead: the files are read by the thread that samples."""
+
     async def receive(self, manifest: Manifest) -> None:
         """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
         self._received = None
-        await self._lifeline.hold(self._server.call(self._load, manifest))
+        await self._lifeline.hold(self._server.call(self._load, manifest.files[-1]))
         self._received = manifest.version
 
-    def _load(self, manifest: Manifest) -> None:
-        found = dict(map_tensors(manifest))
+    def _load(self, weights: WeightFile) -> None:
+        found = dict(map_tensors(weights))
         model = self._server.decoder.model
         expected = dict(model.named_parameters())
         for name in sorted(expected.keys() | found.keys() - model.all_tied_weights_keys.keys()):
             if name not in found or name not in expected or found[name].shape != expected[name].shape:
-                raise TornWeights(f"{manifest.path}: {name} is not as in the checkpoint that is served")
+                raise TornWeights(f"{weights.path}: {name} is not as in the checkpoint that is served")
         self._gate.whole = False
         for name, parameter in expected.items():
             parameter.copy_(found[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from asyncopd.records import Support
+from asyncopd.records import NO_DRAWS, DrawSpec, Support
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,9 @@ class Needs:
     support    the teacher scores every sample must carry, or None where no teacher is asked
     behaviour  whether log μ of the generated tokens is known and used; without it there is no ratio,
                no lag and no freshness (demonstrations)
+    draws      extra ids of the behaviour policy that every generated token must carry
     """
 
     support: Support | None
     behaviour: bool
+    draws: DrawSpec = NO_DRAWS

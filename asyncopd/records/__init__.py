@@ -5,8 +5,15 @@ from asyncopd.records.batch import AttemptReport, Batch, Sample, StepReport
 from asyncopd.records.codec import decode, encode
 from asyncopd.records.draws import Draws
 from asyncopd.records.episode import Demonstration, Observation, Step, ToolResult
-from asyncopd.records.generation import DrawSpec, EngineCapabilities, GenerateRequest, Generation, Sampling
-from asyncopd.records.manifest import Manifest, PublishReport, TensorEntry
+from asyncopd.records.generation import (
+    NO_DRAWS,
+    DrawSpec,
+    EngineCapabilities,
+    GenerateRequest,
+    Generation,
+    Sampling,
+)
+from asyncopd.records.manifest import Manifest, PublishReport, SendOrder, TensorEntry, WeightFile
 from asyncopd.records.messages import Message, ToolCall, ToolSpec
 from asyncopd.records.scores import ScoreRequest, Scores, Support, SupportKind
 from asyncopd.records.segment import LossMask, Segment
@@ -15,6 +22,7 @@ from asyncopd.records.trajectory import Outcome, Timings, Trajectory, Turn
 from asyncopd.records.version import Version
 
 __all__ = [
+    "NO_DRAWS",
     "AttemptReport",
     "AttemptState",
     "Batch",
@@ -35,6 +43,7 @@ __all__ = [
     "ScoreRequest",
     "Scores",
     "Segment",
+    "SendOrder",
     "Step",
     "StepReport",
     "Support",
@@ -50,6 +59,7 @@ __all__ = [
     "TrajectoryMeta",
     "Turn",
     "Version",
+    "WeightFile",
     "decode",
     "encode",
 ]

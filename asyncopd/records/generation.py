@@ -26,11 +26,15 @@ class DrawSpec(msgspec.Struct, frozen=True, kw_only=True):
     iid: int = 0
 
 
+NO_DRAWS = DrawSpec()
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One assistant turn to sample.
 
     `prompt_ids` are all tokens before the turn. `resume_ids` are tokens of this very turn sampled
-    earlier, on an engine that was lost. `min_version` is the oldest version that may serve it.
+    earlier, on an engine that was lost. `min_version` is the oldest version that may serve it, and `engine` the
+    one that should, where there are several.
     """
 
     request_id: str
@@ -40,14 +44,16 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     min_version: Version
     deadline: float
     resume_ids: list[int] = []
-    draws: DrawSpec = DrawSpec()
+    engine: str | None = None
+    draws: DrawSpec = NO_DRAWS
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine sampled, R tokens in order; `stop_reason` is `stop`, `length` or `aborted`.
 
     ids_R int32, logp_R float32 (log μ at the sampling temperature), version_R int64 packed,
-    mixed_kv_R uint8 (1 where the version differs from the turn's first).
+    mixed_kv_R uint8 (1 where part of the context was computed at another version than the token's), undrawn_R
+    uint8 (1 where the draws asked for were lost with an engine, so that the token can teach nothing).
     """
 
     ids_R: np.ndarray
@@ -56,6 +62,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     mixed_kv_R: np.ndarray
     stop_reason: str
     draws: Draws | None = None
+    undrawn_R: np.ndarray | None = None
 
 
 class EngineCapabilities(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,10 +8,10 @@ import msgspec
 
 from asyncopd.config.root import TrainConfig
 from asyncopd.learner.learner import Learner
-from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Batch, Manifest, Sample, Scores, StepReport, Trajectory, Version, decode
+from asyncopd.records import Batch, Sample, Scores, SendOrder, StepReport, Trajectory, WeightFile, decode
 from asyncopd.runtime.payloads import PayloadRef, read_payload
 from asyncopd.runtime.process import WorkerProcess
+from asyncopd.tensors.sender import Sender
 
 
 class MemberRef(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,9 +47,9 @@ class LearnerProcess:
         """Take optimizer step `step`. Raises `WorkerLost`, `NonFiniteLoss`, `DamagedPayload`."""
         return await self._process.call(_step, step, members, timeout_s=self._timeout_s)
 
-    async def send(self, version: Version, path: str) -> Manifest:
-        """Write the weights of `version` to `path`; this is the learner's `WeightSource`."""
-        return await self._process.call(_send, version, path, timeout_s=self._timeout_s)
+    async def send(self, order: SendOrder) -> WeightFile:
+        """Send the weights as ordered; this is the learner's `WeightSource`."""
+        return await self._process.call(_send, order, timeout_s=self._timeout_s)
 
     async def save(self, directory: Path) -> None:
         """Write a checkpoint."""
@@ -69,6 +69,7 @@ class LearnerProcess:
 # --- in the worker ---------------------------------------------------------------------------------
 
 _learner: Learner | None = None
+_sender = Sender()
 
 
 def _built() -> Learner:
@@ -116,10 +117,10 @@ def _samples(member: MemberRef) -> list[Sample]:
     ]
 
 
-def _send(version: Version, path: str) -> Manifest:
+def _send(order: SendOrder) -> WeightFile:
     learner = _built()
-    assert learner.step_count == version.step, f"asked for version {version} at step {learner.step_count}"
-    return write_tensors(Path(path), version, learner.named_tensors())
+    assert learner.step_count == order.version.step, f"asked for version {order.version} at step {learner.step_count}"
+    return _sender.send(order, learner.named_tensors())
 
 
 def _save(directory: Path) -> None:

@@ -14,9 +14,9 @@ from typing import TypeVar
 import torch
 
 from asyncopd.learner.learner import Learner
-from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Batch, Manifest, StepReport, Version
+from asyncopd.records import Batch, SendOrder, StepReport, WeightFile
 from asyncopd.seams import DeadlineExceeded
+from asyncopd.tensors.sender import Sender
 
 Result = TypeVar("Result")
 
@@ -28,6 +28,7 @@ class LearnerThread:
         self._timeout_s = timeout_s
         self._executor = ThreadPoolExecutor(1, "learner", initializer=torch.set_num_threads, initargs=(threads,))
         self._learner: Learner | None = None
+        self._sender = Sender()
 
     @classmethod
     async def start(cls, build: Callable[[], Learner], threads: int, timeout_s: float) -> LearnerThread:
@@ -52,10 +53,10 @@ class LearnerThread:
         """Take an optimizer step. Raises `NonFiniteLoss`."""
         return await self._call(lambda: self._built.step(batch))
 
-    async def send(self, version: Version, path: str) -> Manifest:
-        """Write the weights of `version` to `path`."""
-        assert self.steps == version.step, f"asked for version {version} at step {self.steps}"
-        return await self._call(lambda: write_tensors(path, version, self._built.named_tensors()))
+    async def send(self, order: SendOrder) -> WeightFile:
+        """Send the weights as ordered."""
+        assert self.steps == order.version.step, f"asked for version {order.version} at step {self.steps}"
+        return await self._call(lambda: self._sender.send(order, self._built.named_tensors()))
 
     async def save(self, directory: Path) -> None:
         """Write a checkpoint."""

@@ -46,7 +46,7 @@ async def open_meter(
     section = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(serving(config, "measuring", student))
-        sync = ShmWeightSync([engine.receiver], directory, timeout_s=config.engine.update_timeout_s)
+        sync = ShmWeightSync(lambda: [engine.receiver], directory, timeout_s=config.engine.update_timeout_s)
         stack.callback(sync.close)
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)

@@ -17,12 +17,13 @@ from typing import Any
 from asyncopd.records import (
     Generation,
     LossMask,
-    Manifest,
     Scores,
+    SendOrder,
     StepReport,
     Task,
     Trajectory,
     Version,
+    WeightFile,
     decode,
     encode,
 )
@@ -226,7 +227,7 @@ class _SentSignal:
         self._learner = learner
         self.sent = asyncio.Event()
 
-    async def send(self, version: Version, path: str) -> Manifest:
-        manifest = await self._learner.send(version, path)
+    async def send(self, order: SendOrder) -> WeightFile:
+        sent = await self._learner.send(order)
         self.sent.set()
-        return manifest
+        return sent

@@ -23,7 +23,7 @@ from asyncopd.runtime.process import WorkerLost
 from asyncopd.runtime.reporting import Reporter
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.seams import EngineDied
-from asyncopd.weights.sync import PublishFailed
+from asyncopd.weights.protocol import PublishFailed
 
 _MAX_RESTARTS = 3
 

@@ -22,7 +22,7 @@ from asyncopd.config.loading import validate
 from asyncopd.config.model import ModelSection
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.config.section import Section
-from asyncopd.engines.cpu_build import cpu_build_variables
+from asyncopd.engines.vllm.cpu_build import cpu_build_variables
 from asyncopd.errors import UserError
 
 # One process less, and no core of its own to spin on; the server binds no threads then.

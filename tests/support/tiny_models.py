@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from asyncopd.models.mapped import write_tensors
-from asyncopd.records import DrawSpec, GenerateRequest, Manifest, Sampling, Version
+from asyncopd.records import DrawSpec, GenerateRequest, Sampling, SendOrder, Version, WeightFile
+from asyncopd.tensors.sender import Sender
 
 VOCABULARY = 96
 
@@ -83,9 +83,10 @@ class ModelSource:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model
+        self._sender = Sender()
 
-    async def send(self, version: Version, path: str) -> Manifest:
-        return write_tensors(path, version, self.model.named_parameters())
+    async def send(self, order: SendOrder) -> WeightFile:
+        return self._sender.send(order, self.model.named_parameters())
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from support.tiny_models import learner_logp, make_model, prompt, turn
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.engines.start import start_engine
-from asyncopd.records import Version
+from asyncopd.records import DrawSpec, Version
 from asyncopd.seams import DeadlineExceeded, Engine, EngineDied
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
@@ -40,7 +40,7 @@ async def engine(checkpoints: Callable[..., Path]) -> AsyncIterator[Engine]:
         threads=1,
         seed=0,
         version=Version(1, 4),
-        head_draws=8,
+        draws=DrawSpec(head=8),
     )
     assert dict(os.environ) == before, "starting vLLM left its variables behind"
     yield engine

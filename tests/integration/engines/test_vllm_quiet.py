@@ -12,7 +12,7 @@ pytestmark = pytest.mark.integration
 
 IMPORT = """
 import logging
-from asyncopd.engines.vllm_launch import vllm_environment
+from asyncopd.engines.vllm.launch import vllm_environment
 logging.basicConfig()
 with vllm_environment(1):
     import vllm.config

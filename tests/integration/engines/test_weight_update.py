@@ -15,10 +15,11 @@ from support.tiny_models import ModelSource, learner_logp, make_model, mixed_log
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.engines.start import start_engine
-from asyncopd.models.mapped import write_tensors
-from asyncopd.records import Manifest, PublishReport, Version
-from asyncopd.seams import DeadlineExceeded, Engine
-from asyncopd.weights.sync import PublishFailed, ShmWeightSync
+from asyncopd.records import PublishReport, SendOrder, Version, WeightFile
+from asyncopd.seams import DeadlineExceeded, Engine, WeightReceiver
+from asyncopd.tensors.mapped import write_tensors
+from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.sync import ShmWeightSync
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -60,7 +61,7 @@ class Served:
 async def served(request: pytest.FixtureRequest, checkpoints: Callable[..., Path]) -> AsyncIterator[Served]:
     tied = request.param
     engine = await start_engine("student-0", checkpoints(0, tied=tied), SECTION, dtype="float32", threads=1, seed=0)
-    sync = ShmWeightSync([engine.receiver], SHARED_MEMORY, SECTION.update_timeout_s)
+    sync = ShmWeightSync(lambda: [engine.receiver], SHARED_MEMORY, SECTION.update_timeout_s)
     yield Served(engine, sync, tied, {Version(0, 0): make_model(0, tied=tied)})
     sync.close()
     await engine.close()
@@ -117,10 +118,10 @@ async def test_a_request_waits_for_its_version(served: Served) -> None:
 
 async def test_a_torn_file_is_refused_and_the_old_weights_serve_on(served: Served) -> None:
     class Torn(ModelSource):
-        async def send(self, version: Version, path: str) -> Manifest:
-            manifest = await super().send(version, path)
-            tear(path, manifest.tensors[3].offset)
-            return manifest
+        async def send(self, order: SendOrder) -> WeightFile:
+            sent = await super().send(order)
+            tear(sent.path, sent.tensors[3].offset)
+            return sent
 
     generating = asyncio.create_task(served.engine.generate(turn(prompt(5), max_tokens=300)))
     with pytest.raises(PublishFailed, match=r"engine student-0: receive of version .* failed: .*the checksum"):
@@ -131,10 +132,10 @@ async def test_a_torn_file_is_refused_and_the_old_weights_serve_on(served: Serve
 
 async def test_an_incomplete_set_of_weights_is_refused(served: Served) -> None:
     class Incomplete(ModelSource):
-        async def send(self, version: Version, path: str) -> Manifest:
+        async def send(self, order: SendOrder) -> WeightFile:
             parameters = dict(self.model.named_parameters())
             del parameters["model.layers.1.self_attn.k_proj.weight"]
-            return write_tensors(path, version, parameters.items())
+            return write_tensors(order.path, order.version, parameters.items())
 
     with pytest.raises(PublishFailed, match=r"layers\.1\.self_attn\.k_proj\.weight has shape none"):
         await served.sync.publish(served.next, Incomplete(make_model(99, tied=served.tied)))
@@ -144,25 +145,23 @@ async def test_an_incomplete_set_of_weights_is_refused(served: Served) -> None:
 
 
 async def test_weights_loaded_and_not_committed_sample_nothing_until_a_publish_succeeds(served: Served) -> None:
-    class Broken:
-        name = "student-1"
+    class CutOff:
+        """The receiver of the engine, which never hears that it should commit."""
 
-        async def freeze(self) -> None: ...
+        def __init__(self, receiver: WeightReceiver) -> None:
+            self.name, self.prepare, self.freeze = receiver.name, receiver.prepare, receiver.freeze
+            self.receive, self.thaw = receiver.receive, receiver.thaw
 
-        async def receive(self, manifest: Manifest) -> None:
+        async def commit(self, version: Version) -> None:
             raise OSError("lost")
-
-        async def commit(self, version: Version) -> None: ...
-
-        async def thaw(self) -> None: ...
 
     generating = asyncio.create_task(served.engine.generate(turn(prompt(5), max_tokens=700)))
     await asyncio.sleep(0.1)
     first = served.engine.version
-    both = ShmWeightSync([served.engine.receiver, Broken()], SHARED_MEMORY, 60)
-    with pytest.raises(PublishFailed, match=r"engine student-1: receive of version .* failed: lost"):
-        await both.publish(served.next, ModelSource(make_model(99, tied=served.tied)))
-    both.close()
+    cut_off = ShmWeightSync(lambda: [CutOff(served.engine.receiver)], SHARED_MEMORY, 60)
+    with pytest.raises(PublishFailed, match=r"engine student-0: commit of version .* failed: lost"):
+        await cut_off.publish(served.next, ModelSource(make_model(99, tied=served.tied)))
+    cut_off.close()
     with pytest.raises(DeadlineExceeded, match="whose last weight update failed and was not repeated"):
         await served.engine.generate(turn(prompt(5), within_s=0.2))
     assert not generating.done()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncopd.engines.cpu_build import cpu_build_variables
+from asyncopd.engines.vllm.cpu_build import cpu_build_variables
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="vLLM's CPU build is for Linux")
 

@@ -14,9 +14,10 @@ from support.tiny_models import VOCABULARY, ModelSource, learner_logp, make_mode
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.engines.start import start_engine
-from asyncopd.records import Manifest, Version
+from asyncopd.records import DrawSpec, SendOrder, Version, WeightFile
 from asyncopd.seams import DeadlineExceeded, Engine, EngineDied
-from asyncopd.weights.sync import PublishFailed, ShmWeightSync
+from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.sync import ShmWeightSync
 
 Started = Callable[..., AbstractAsyncContextManager[Engine]]
 
@@ -35,7 +36,14 @@ def started(model, tmp_path_factory: pytest.TempPathFactory) -> Started:
     async def start(max_concurrent: int = 64) -> AsyncIterator[Engine]:
         section = EngineSection(use="torch", max_context=256, max_concurrent=max_concurrent)
         engine = await start_engine(
-            "reference", directory, section, dtype="float32", threads=1, seed=0, version=Version(0, 3), head_draws=4
+            "reference",
+            directory,
+            section,
+            dtype="float32",
+            threads=1,
+            seed=0,
+            version=Version(0, 3),
+            draws=DrawSpec(head=4),
         )
         yield engine
         await engine.close()
@@ -114,7 +122,7 @@ async def test_temperature_zero_takes_the_likeliest(started: Started, model) -> 
 
 async def test_weights_change_only_between_turns(started: Started, model, tmp_path: Path) -> None:
     async with started() as engine:
-        sync = ShmWeightSync([engine.receiver], tmp_path, 60)
+        sync = ShmWeightSync(lambda: [engine.receiver], tmp_path, 60)
         early = [asyncio.create_task(engine.generate(turn(prompt(5, seed), max_tokens=80))) for seed in range(4)]
         await asyncio.sleep(0.05)
         newer = make_model(1, tied=True)
@@ -135,12 +143,12 @@ async def test_weights_of_another_shape_are_refused_and_the_old_ones_serve_on(
     started: Started, model, tmp_path: Path
 ) -> None:
     class Short(ModelSource):
-        async def send(self, version: Version, path: str) -> Manifest:
+        async def send(self, order: SendOrder) -> WeightFile:
             self.model.model.norm.weight = torch.nn.Parameter(torch.ones(3))
-            return await super().send(version, path)
+            return await super().send(order)
 
     async with started() as engine:
-        sync = ShmWeightSync([engine.receiver], tmp_path, 60)
+        sync = ShmWeightSync(lambda: [engine.receiver], tmp_path, 60)
         with pytest.raises(PublishFailed, match=r"model\.norm\.weight is not as in the checkpoint"):
             await sync.publish(Version(0, 4), Short(make_model(1, tied=True)))
         found = await engine.generate(turn(prompt(5)))

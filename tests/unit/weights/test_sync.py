@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from asyncopd.models.mapped import map_tensors, write_tensors
-from asyncopd.records import Manifest, Version
-from asyncopd.weights.sync import PublishFailed, ShmWeightSync
+from asyncopd.records import Manifest, SendOrder, Version, WeightFile
+from asyncopd.tensors.mapped import map_tensors, write_tensors
+from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.sync import ShmWeightSync
 
 VERSION = Version(0, 1)
 
@@ -20,9 +21,9 @@ class Source:
     def __init__(self, log: list[tuple[str, str]]) -> None:
         self.log = log
 
-    async def send(self, version: Version, path: str) -> Manifest:
+    async def send(self, order: SendOrder) -> WeightFile:
         self.log.append(("learner", "send"))
-        return write_tensors(path, version, [("w", torch.full((3,), float(version.step)))])
+        return write_tensors(order.path, order.version, [("w", torch.full((3,), float(order.version.step)))])
 
 
 class Receiver:
@@ -42,12 +43,15 @@ class Receiver:
                 await asyncio.Event().wait()
             raise OSError("no luck")
 
+    async def prepare(self, manifest: Manifest) -> None:
+        await self._enter("prepare")
+
     async def freeze(self) -> None:
         await self._enter("freeze")
 
     async def receive(self, manifest: Manifest) -> None:
         await self._enter("receive")
-        self.weights = dict(map_tensors(manifest))["w"].clone()
+        self.weights = dict(map_tensors(manifest.files[-1]))["w"].clone()
 
     async def commit(self, version: Version) -> None:
         await self._enter("commit")
@@ -59,9 +63,10 @@ class Receiver:
 async def test_engines_pass_each_phase_together_after_the_sender(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receivers = {name: Receiver(name, log) for name in ("quick", "slow")}
-    sync = ShmWeightSync(receivers.values(), tmp_path, 5)
+    sync = ShmWeightSync(lambda: list(receivers.values()), tmp_path, 5)
     report = await sync.publish(VERSION, Source(log))
-    assert [phase for _, phase in log] == ["send", *(p for p in ("freeze", "receive", "commit", "thaw") for _ in "12")]
+    phases = ("prepare", "freeze", "receive", "commit", "thaw")
+    assert [phase for _, phase in log] == ["send", *(phase for phase in phases for _ in receivers)]
     assert all(torch.equal(receiver.weights, torch.ones(3)) for receiver in receivers.values())
     assert (report.version, report.bytes) == (VERSION, 12)
     assert 0.04 <= report.pause_seconds < 5
@@ -70,30 +75,56 @@ async def test_engines_pass_each_phase_together_after_the_sender(tmp_path: Path)
 
 
 @pytest.mark.parametrize("hang", [False, True], ids=["raises", "hangs"])
-@pytest.mark.parametrize("phase", ["freeze", "receive", "commit", "thaw"])
-async def test_a_fault_in_any_phase_is_named_and_every_engine_is_thawed(tmp_path: Path, phase: str, hang: bool) -> None:
+@pytest.mark.parametrize("phase", ["prepare", "freeze", "receive", "commit", "thaw"])
+async def test_an_engine_that_fails_a_phase_is_named_and_the_others_go_on(
+    tmp_path: Path, phase: str, hang: bool
+) -> None:
     log: list[tuple[str, str]] = []
     receivers = {"good": Receiver("good", log), "bad": Receiver("bad", log, phase, hang=hang)}
-    sync = ShmWeightSync(receivers.values(), tmp_path, 0.1)
+    sync = ShmWeightSync(lambda: list(receivers.values()), tmp_path, 0.1)
     what = "did not end within 0.1 s" if hang else "failed: no luck"
-    with pytest.raises(PublishFailed, match=rf"^engine bad: {phase} of version 0\.1 {what}"):
-        await sync.publish(VERSION, Source(log))
-    assert {name for name, what in log if what == "thaw"} == {"good", "bad"}
-    later = {"freeze": "receive", "receive": "commit"}.get(phase)
-    assert later not in {what for _, what in log}
+    report = await sync.publish(VERSION, Source(log))
+    assert report.failed == {"bad": f"engine bad: {phase} of version 0.1 {what}"}
+    assert torch.equal(receivers["good"].weights, torch.ones(3))
+    assert [p for name, p in log if name == "good"] == ["prepare", "freeze", "receive", "commit", "thaw"]
+    assert (("bad", "thaw") in log) == (phase != "prepare")
+    later = {"prepare": "freeze", "freeze": "receive", "receive": "commit"}.get(phase)
+    assert ("bad", later) not in log
     receivers["bad"].fault = ""
-    await sync.publish(Version(0, 2), Source(log))
-    assert torch.equal(receivers["bad"].weights, torch.full((3,), 2.0))
+    assert await sync.catch_up(receivers["bad"]) == VERSION
+    assert torch.equal(receivers["bad"].weights, torch.ones(3))
+    sync.close()
+
+
+async def test_a_publish_that_reaches_no_engine_fails_with_the_first_cause(tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+    sync = ShmWeightSync(lambda: [Receiver("bad", log, "receive")], tmp_path, 5)
+    with pytest.raises(PublishFailed, match=r"^engine bad: receive of version 0\.1 failed: no luck"):
+        await sync.publish(VERSION, Source(log))
+    assert log[-1] == ("bad", "thaw")
+    sync.close()
+
+
+async def test_an_engine_that_comes_late_finds_the_newest_weights_only(tmp_path: Path) -> None:
+    log: list[tuple[str, str]] = []
+    late = Receiver("late", log)
+    sync = ShmWeightSync(lambda: [Receiver("early", log)], tmp_path, 5)
+    assert await sync.catch_up(late) is None
+    for step in (1, 2, 3):
+        await sync.publish(Version(0, step), Source(log))
+    assert await sync.catch_up(late) == Version(0, 3)
+    assert torch.equal(late.weights, torch.full((3,), 3.0))
+    assert len(list(sync._directory.path.iterdir())) == 1
     sync.close()
 
 
 async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
     class Dead:
-        async def send(self, version: Version, path: str) -> Manifest:
+        async def send(self, order: SendOrder) -> WeightFile:
             raise OSError(28, "No space left on device")
 
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync([Receiver("engine", log)], tmp_path, 5)
+    sync = ShmWeightSync(lambda: [Receiver("engine", log)], tmp_path, 5)
     with pytest.raises(PublishFailed, match=r"the learner: send of version 0\.1 failed: .*No space left"):
         await sync.publish(VERSION, Dead())
     assert log == []
@@ -103,7 +134,7 @@ async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
 async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receiver = Receiver("engine", log, "receive", hang=True)
-    sync = ShmWeightSync([receiver], tmp_path, 60)
+    sync = ShmWeightSync(lambda: [receiver], tmp_path, 60)
     publishing = asyncio.create_task(sync.publish(VERSION, Source(log)))
     await receiver.faulty.wait()
     publishing.cancel()
@@ -115,7 +146,7 @@ async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
 
 async def test_publishes_do_not_overlap(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync([Receiver("slow", log)], tmp_path, 5)
+    sync = ShmWeightSync(lambda: [Receiver("slow", log)], tmp_path, 5)
     await asyncio.gather(*(sync.publish(Version(0, step), Source(log)) for step in (1, 2)))
-    assert [phase for _, phase in log] == ["send", "freeze", "receive", "commit", "thaw"] * 2
+    assert [phase for _, phase in log] == ["send", "prepare", "freeze", "receive", "commit", "thaw"] * 2
     sync.close()

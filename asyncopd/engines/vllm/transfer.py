@@ -27,8 +27,8 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from asyncopd.models.mapped import TornWeights, map_tensors
-from asyncopd.records import Manifest
+from asyncopd.records import Manifest, WeightFile
+from asyncopd.tensors.mapped import TornWeights, map_tensors
 
 BACKEND = "asyncopd_mapped"
 
@@ -69,8 +69,8 @@ class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate])
     def receive_weights(self, update_info: MappedUpdate) -> None:
         if update_info.manifest is not None:
             manifest = msgspec.convert(update_info.manifest, Manifest)
-            self._check_layout(manifest)
-            self._verified = list(map_tensors(manifest))
+            self._check_layout(manifest.files[-1])
+            self._verified = list(map_tensors(manifest.files[-1]))
             return
         initialize_layerwise_reload(self.model)
         self.model.load_weights(iter(self._verified))  # type: ignore[operator]
@@ -85,18 +85,18 @@ class MappedWeightTransferEngine(WeightTransferEngine[MappedInit, MappedUpdate])
     def shutdown(self) -> None:
         self._verified = []
 
-    def _check_layout(self, manifest: Manifest) -> None:
+    def _check_layout(self, weights: WeightFile) -> None:
         # vLLM accepts a partial set without an error, and then serves garbage from half-filled fused modules.
         expected = _checkpoint_shapes(Path(self.model_config.model))
         if self.model_config.hf_text_config.tie_word_embeddings:
             expected.pop("lm_head.weight", None)
-        found = {entry.name: entry.shape for entry in manifest.tensors}
+        found = {entry.name: entry.shape for entry in weights.tensors}
         if self.model_config.hf_text_config.tie_word_embeddings:
             found.pop("lm_head.weight", None)
         for name in sorted(expected.keys() | found.keys()):
             if expected.get(name) != found.get(name):
                 raise TornWeights(
-                    f"{manifest.path}: {name} has shape {found.get(name, 'none')}, "
+                    f"{weights.path}: {name} has shape {found.get(name, 'none')}, "
                     f"the checkpoint served has {expected.get(name, 'none')}"
                 )
 

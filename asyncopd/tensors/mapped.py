@@ -15,7 +15,7 @@ from typing import BinaryIO
 import torch
 import xxhash
 
-from asyncopd.records import Manifest, TensorEntry, Version
+from asyncopd.records import TensorEntry, Version, WeightFile
 
 _HEADER = struct.Struct("<8sqQQ")  # magic, packed version, xxh3-64 of the tensors' bytes, their end in the file
 _MAGIC = b"opdmap01"
@@ -26,10 +26,10 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class TornWeights(RuntimeError):
-    """A mapped file is not what its manifest says; the message names the file and what differs."""
+    """A weight file is not what its manifest says; the message names the file and what differs."""
 
 
-def write_tensors(path: str | Path, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> Manifest:
+def write_tensors(path: str | Path, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightFile:
     """Write `named_tensors` (float32 or bfloat16, any device) to `path`, replacing it in one step.
 
     Raises `ValueError` for another dtype and `OSError` where the directory is full or cannot be written;
@@ -45,7 +45,14 @@ def write_tensors(path: str | Path, version: Version, named_tensors: Iterable[tu
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
-    return Manifest(version=version, path=str(path), tensors=tuple(entries), checksum=checksum)
+    return WeightFile(
+        version=version,
+        path=str(path),
+        format="mapped",
+        tensors=tuple(entries),
+        checksum=checksum,
+        dense_checksum=checksum,
+    )
 
 
 def _write_body(file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> tuple[list[TensorEntry], int]:
@@ -68,44 +75,44 @@ def _write_body(file: BinaryIO, named_tensors: Iterable[tuple[str, torch.Tensor]
     return entries, hasher.intdigest()
 
 
-def map_tensors(manifest: Manifest) -> Iterator[tuple[str, torch.Tensor]]:
-    """Verify the file of `manifest`, then return an iterator of (name, view) in its order.
+def map_tensors(weights: WeightFile) -> Iterator[tuple[str, torch.Tensor]]:
+    """Verify the file `weights`, then return an iterator of (name, view) in its order.
 
     A view shares the mapped pages and keeps them alive; writing to it changes no file. Raises `TornWeights`,
-    before anything is returned, if the file is missing or its size, version or bytes are not the manifest's.
+    before anything is returned, if the file is missing or its size, version or bytes are not as `weights` says.
     """
-    mapped = _map(manifest)
-    _verify(manifest, mapped)
-    return ((entry.name, _view(mapped, entry)) for entry in manifest.tensors)
+    mapped = _map(weights)
+    _verify(weights, mapped)
+    return ((entry.name, _view(mapped, entry)) for entry in weights.tensors)
 
 
-def _map(manifest: Manifest) -> mmap.mmap:
+def _map(weights: WeightFile) -> mmap.mmap:
     try:
-        with Path(manifest.path).open("rb") as file:
+        with Path(weights.path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < _HEADER.size:
-                raise TornWeights(f"{manifest.path}: {size} bytes are too few for a header of {_HEADER.size}")
+                raise TornWeights(f"{weights.path}: {size} bytes are too few for a header of {_HEADER.size}")
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except FileNotFoundError as error:
-        raise TornWeights(f"{manifest.path}: the file of version {manifest.version} is gone") from error
+        raise TornWeights(f"{weights.path}: the file of version {weights.version} is gone") from error
 
 
-def _verify(manifest: Manifest, mapped: mmap.mmap) -> None:
+def _verify(weights: WeightFile, mapped: mmap.mmap) -> None:
     def check(what: str, found: object, expected: object) -> None:
         if found != expected:
-            raise TornWeights(f"{manifest.path}: {what} is {found}, the manifest says {expected}")
+            raise TornWeights(f"{weights.path}: {what} is {found}, the manifest says {expected}")
 
     magic, packed, checksum, end = _HEADER.unpack_from(mapped)
     check("the header", magic, _MAGIC)
-    check("the version", str(Version.unpack(packed)), str(manifest.version))
+    check("the version", str(Version.unpack(packed)), str(weights.version))
     check("the size in bytes", len(mapped), end)
-    check("the end of the last tensor", end, max((e.offset + e.nbytes for e in manifest.tensors), default=_HEADER.size))
-    check("the checksum in the header", f"{checksum:016x}", f"{manifest.checksum:016x}")
+    check("the end of the last tensor", end, max((e.offset + e.nbytes for e in weights.tensors), default=_HEADER.size))
+    check("the checksum in the header", f"{checksum:016x}", f"{weights.checksum:016x}")
     hasher = xxhash.xxh3_64()
     with memoryview(mapped) as data:
-        for entry in manifest.tensors:
+        for entry in weights.tensors:
             hasher.update(data[entry.offset : entry.offset + entry.nbytes])
-    check("the checksum of the tensors", hasher.hexdigest(), f"{manifest.checksum:016x}")
+    check("the checksum of the tensors", hasher.hexdigest(), f"{weights.checksum:016x}")
 
 
 def _view(mapped: mmap.mmap, entry: TensorEntry) -> torch.Tensor:

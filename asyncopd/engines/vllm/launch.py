@@ -21,7 +21,7 @@ import huggingface_hub.constants  # noqa: F401 - reads its variables now, before
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
-from asyncopd.engines.cpu_build import cpu_build_variables
+from asyncopd.engines.vllm.cpu_build import cpu_build_variables
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -90,7 +90,7 @@ def _construct(
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from asyncopd.engines.vllm_plugin import BACKEND
+        from asyncopd.engines.vllm.transfer import BACKEND
 
         on_cpu = current_platform.is_cpu()
         if on_cpu:

@@ -12,13 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -31,14 +27,15 @@ from asyncopd.config.model import Dtype
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, token_seed, tokens_left
-from asyncopd.engines.vllm_launch import launch
+from asyncopd.engines.vllm.launch import launch
+from asyncopd.engines.vllm.receiver import VllmReceiver
 from asyncopd.records import (
+    NO_DRAWS,
     Draws,
     DrawSpec,
     EngineCapabilities,
     GenerateRequest,
     Generation,
-    Manifest,
     Sampling,
     Version,
 )
@@ -71,17 +68,15 @@ class VllmEngine:
         threads: int,
         seed: int,
         version: Version = Version(0, 0),  # noqa: B008 - immutable
-        head_draws: int = 0,
+        draws: DrawSpec = NO_DRAWS,
     ) -> VllmEngine:
-        """Serve the checkpoint in `directory` as `version`, with up to `head_draws` of TopK(μ) a token.
+        """Serve the checkpoint in `directory` as `version`, with up to `draws` a token.
 
         Raises `TimeoutError` after `section.start_timeout_s`, and what vLLM raises for a model it refuses.
         """
         async with asyncio.timeout(section.start_timeout_s):
-            llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, max_logprobs=head_draws)
-            capabilities = EngineCapabilities(
-                draws=DrawSpec(head=head_draws), max_context=section.max_context, deterministic=False
-            )
+            llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, max_logprobs=draws.head)
+            capabilities = EngineCapabilities(draws=draws, max_context=section.max_context, deterministic=False)
             engine = cls(name, llm, version, capabilities)
             try:
                 await llm.update_weight_version(str(version))
@@ -146,66 +141,6 @@ class VllmEngine:
             self._llm.output_handler.cancel()  # or it reports the core's orderly end as a failure
             await asyncio.wait({self._llm.output_handler})
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
-
-
-class VllmReceiver:
-    """Implements `seams.WeightReceiver` for one `VllmEngine`."""
-
-    def __init__(self, name: str, llm: AsyncLLM, gate: Gate, lifeline: Lifeline) -> None:
-        self.name = name
-        self._llm = llm
-        self._gate = gate
-        self._lifeline = lifeline
-        self._update: asyncio.Task[None] | None = None
-        self._received: Version | None = None
-
-    async def freeze(self) -> None:
-        """Let no request in, and hold the ones under way with their keys and values."""
-        await self._gate.shut()
-        await self._lifeline.hold(self._llm.pause_generation(mode="keep", clear_cache=False))
-
-    async def receive(self, manifest: Manifest) -> None:
-        """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
-        if self._update is not None:
-            # Cut off by a deadline, it still runs in the worker, which refuses a second one beside it.
-            await self._lifeline.hold(_ended(self._update))
-        self._update = asyncio.create_task(self._load(manifest))
-        await self._lifeline.hold(_shielded(self._update))
-
-    async def _load(self, manifest: Manifest) -> None:
-        self._received = None
-        await self._llm.start_weight_update()
-        chunk = {"manifest": msgspec.to_builtins(manifest)}
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=chunk))
-        self._gate.whole = False
-        await self._llm.update_weights(WeightTransferUpdateRequest())
-        await self._llm.finish_weight_update()
-        self._received = manifest.version
-
-    async def commit(self, version: Version) -> None:
-        """Label the tokens sampled from here on with `version`, which must have been received."""
-        assert self._received == version, f"commit of {version} after receiving {self._received}"
-        await self._lifeline.hold(self._llm.update_weight_version(str(version)))
-        self._gate.commit(version)
-
-    async def thaw(self) -> None:
-        """Go on; after an update that was begun and not committed, stay paused until one is."""
-        try:
-            if self._gate.whole:
-                await self._lifeline.hold(self._llm.resume_generation())
-        finally:
-            self._gate.open()
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    await asyncio.wait({task})
-
-
-def _shielded(task: asyncio.Task[None]) -> Coroutine[Any, Any, None]:
-    async def wait() -> None:
-        await asyncio.shield(task)
-
-    return wait()
 
 
 def _parameters(request: GenerateRequest, count: int) -> SamplingParams:
