@@ -75,7 +75,7 @@ class VllmEngine:
         Raises `TimeoutError` after `section.start_timeout_s`, and what vLLM raises for a model it refuses.
         """
         async with asyncio.timeout(section.start_timeout_s):
-            llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, max_logprobs=draws.head)
+            llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, draws=draws)
             capabilities = EngineCapabilities(draws=draws, max_context=section.max_context, deterministic=False)
             engine = cls(name, llm, version, capabilities)
             try:

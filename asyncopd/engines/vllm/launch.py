@@ -21,13 +21,13 @@ import huggingface_hub.constants  # noqa: F401 - reads its variables now, before
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
+from asyncopd.engines.vllm.arguments import engine_arguments
 from asyncopd.engines.vllm.cpu_build import cpu_build_variables
+from asyncopd.records import DrawSpec
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
-_MIB = 2**20
-_BATCHED_TOKENS = 2048  # of one step, at least; a whole context always fits beside the running requests
 _environment_lock = threading.Lock()
 
 
@@ -59,12 +59,12 @@ def vllm_environment(threads: int) -> Iterator[None]:
 
 
 async def launch(
-    directory: Path, section: EngineSection, *, dtype: Dtype, threads: int, seed: int, max_logprobs: int
+    directory: Path, section: EngineSection, *, dtype: Dtype, threads: int, seed: int, draws: DrawSpec
 ) -> AsyncLLM:
     """Start vLLM in a thread, so that the event loop goes on; given up, it leaves no process behind."""
     before = set(multiprocessing.active_children())
     task = asyncio.create_task(
-        asyncio.to_thread(_construct, directory, section, dtype, threads, seed, max_logprobs), name="vllm-launch"
+        asyncio.to_thread(_construct, directory, section, dtype, threads, seed, draws), name="vllm-launch"
     )
     try:
         return await asyncio.shield(task)
@@ -82,42 +82,15 @@ def _discard(task: asyncio.Task[AsyncLLM]) -> None:
 
 
 def _construct(
-    directory: Path, section: EngineSection, dtype: Dtype, threads: int, seed: int, max_logprobs: int
+    directory: Path, section: EngineSection, dtype: Dtype, threads: int, seed: int, draws: DrawSpec
 ) -> AsyncLLM:
     with vllm_environment(threads):
-        from vllm.config import WeightTransferConfig
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
-        from asyncopd.engines.vllm.transfer import BACKEND
-
         on_cpu = current_platform.is_cpu()
         if on_cpu:
             os.environ.update(cpu_build_variables(os.environ))
-        memory = (
-            {"kv_cache_memory_bytes": section.kv_cache_mib * _MIB}
-            if on_cpu
-            else {"gpu_memory_utilization": section.gpu_memory_fraction}
-        )
-        arguments = AsyncEngineArgs(
-            model=str(directory),
-            skip_tokenizer_init=True,
-            generation_config="vllm",  # sampling is the request's alone, nothing from the checkpoint
-            dtype=dtype,
-            seed=seed,
-            max_model_len=section.max_context,
-            max_num_seqs=section.max_concurrent,
-            max_logprobs=max_logprobs,
-            logprobs_mode="processed_logprobs",  # log μ of the distribution sampled, after temperature
-            distributed_executor_backend="uni",
-            enforce_eager=on_cpu,  # compiling takes minutes there and gains little
-            # vLLM 0.32 rewinds a seeded sampler after each partial prefill, which kills its core on a CPU.
-            enable_chunked_prefill=not on_cpu,
-            max_num_batched_tokens=max(_BATCHED_TOKENS, section.max_context + section.max_concurrent),
-            disable_log_stats=True,
-            use_tqdm_on_load=False,
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            **memory,
-        )
-        return AsyncLLM.from_engine_args(arguments)
+        arguments = engine_arguments(directory, section, dtype=dtype, seed=seed, draws=draws, on_cpu=on_cpu)
+        return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))

@@ -27,10 +27,9 @@ from vllm.distributed.weight_transfer.base import (
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from asyncopd.engines.vllm.arguments import BACKEND
 from asyncopd.records import Manifest, WeightFile
 from asyncopd.tensors.mapped import TornWeights, map_tensors
-
-BACKEND = "asyncopd_mapped"
 
 
 @dataclass
