@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 # --- engines ---------------------------------------------------------------------------------------
 
 
-class Engine(Protocol):
-    """Generates. A request that outlives its deadline raises `DeadlineExceeded`; nothing else is lost."""
+class Generator(Protocol):
+    """Generates, with one engine or many. A request that outlives its deadline raises `DeadlineExceeded`."""
 
     name: str
     capabilities: EngineCapabilities
@@ -50,10 +50,16 @@ class Engine(Protocol):
     @property
     def version(self) -> Version: ...
 
+    async def generate(self, request: GenerateRequest) -> Generation: ...
+
+
+class Engine(Generator, Protocol):
+    """One engine. `probe` returns once it answers, and raises `EngineDied` where it never will again."""
+
     @property
     def receiver(self) -> WeightReceiver: ...
 
-    async def generate(self, request: GenerateRequest) -> Generation: ...
+    async def probe(self) -> None: ...
 
     async def close(self) -> None: ...
 

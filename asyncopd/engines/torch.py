@@ -127,6 +127,10 @@ class TorchEngine:
         error = None if task.cancelled() else task.exception()
         self._lifeline.sever("was closed" if error is None else f"died: {error!r}")
 
+    async def probe(self) -> None:
+        """Raise `EngineDied` once sampling has ended."""
+        await self._lifeline.hold(asyncio.sleep(0))
+
     async def close(self) -> None:
         """Stop sampling; requests under way raise `EngineDied`."""
         self._task.cancel()

@@ -31,7 +31,7 @@ from asyncopd.rollout.environments import Environments
 from asyncopd.rollout.seeds import episode_seed, turn_seed
 from asyncopd.rollout.tool_loop import ToolLoop
 from asyncopd.rollout.tools import call_tools
-from asyncopd.seams import DeadlineExceeded, Engine, EngineDied, Environment, Episode
+from asyncopd.seams import DeadlineExceeded, EngineDied, Environment, Episode, Generator
 from asyncopd.text.chat import Chat
 
 OnTurn = Callable[[Generation], Awaitable[None]]
@@ -50,7 +50,7 @@ class RolloutPool:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Generator,
         make_environment: Callable[[], Environment],
         chat: Chat,
         section: RolloutSection,

@@ -15,11 +15,11 @@ from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.prepare import tokenizer_of
 from asyncopd.runtime.roles import serving
 from asyncopd.runtime.world import World, open_world
-from asyncopd.seams import Engine
+from asyncopd.seams import Generator
 from asyncopd.text.chat import Chat
 
 
-async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Engine, version: Version) -> Evaluation:
+async def measure_on(config: TrainConfig, world: World, chat: Chat, engine: Generator, version: Version) -> Evaluation:
     """Live `config.evaluation.tasks` held-out tasks on an engine that serves `version`, or will soon."""
     section = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
     async with AsyncExitStack() as stack:

@@ -134,6 +134,13 @@ class VllmEngine:
         assert isinstance(output, RequestOutput)
         return _generation(output.outputs[0], version, request.draws.head)
 
+    async def probe(self) -> None:
+        """Ask the core, which answers between two steps. Raises `EngineDied`."""
+        try:
+            await self._lifeline.hold(self._llm.is_paused())
+        except EngineDeadError as error:
+            raise EngineDied(f"engine {self.name} {_DEATH}") from error
+
     async def close(self) -> None:
         """End the engine's process; requests under way raise `EngineDied`."""
         self._lifeline.sever("was closed")
