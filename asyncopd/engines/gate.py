@@ -1,7 +1,7 @@
 """The door of an engine: requests enter at a known version, and nobody enters while weights change.
 
 Invariants:
-- between `shut` and `open` no request enters;
+- between `shut` and `open` no request enters, while several may be inside at once before;
 - a request that entered was submitted whole before any later `shut` returned, and saw exactly one version;
 - after an update that was begun and not committed (`whole` is false), none enters until one is.
 """
@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from asyncopd.records import GenerateRequest, Version
@@ -21,15 +21,21 @@ class Gate:
     def __init__(self, version: Version) -> None:
         self.version = version
         self.whole = True
-        self._lock = asyncio.Condition()
+        self._changed = asyncio.Event()
+        self._inside = 0
         self._shut = False
 
     @asynccontextmanager
     async def enter(self, min_version: Version) -> AsyncIterator[Version]:
         """Wait until the engine serves at least `min_version`, then hold it there while the caller submits."""
-        async with self._lock:
-            await self._lock.wait_for(lambda: self.whole and self.version >= min_version)
+        await self._until(lambda: not self._shut and self.whole and self.version >= min_version)
+        self._inside += 1
+        try:
             yield self.version
+        finally:
+            self._inside -= 1
+            if self._inside == 0:
+                self._tell()
 
     def wait_of(self, request: GenerateRequest, engine: str) -> str:
         """Say, for an error, what `request` waited on."""
@@ -42,8 +48,8 @@ class Gate:
 
     async def shut(self) -> None:
         """Keep requests out until `open`; those that entered are already submitted."""
-        await self._lock.acquire()
         self._shut = True
+        await self._until(lambda: self._inside == 0)
 
     def commit(self, version: Version) -> None:
         """Say that the weights are wholly of `version`."""
@@ -53,7 +59,14 @@ class Gate:
 
     def open(self) -> None:
         """Let requests in again; does nothing to an open gate."""
-        if self._shut:
-            self._shut = False
-            self._lock.notify_all()
-            self._lock.release()
+        self._shut = False
+        self._tell()
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        """Have every waiter look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -72,3 +72,26 @@ async def test_a_waiter_that_gives_up_blocks_nobody() -> None:
     assert await enter(gate) == OLD
     gate.open()
     assert await enter(gate) == OLD
+
+
+async def test_those_that_submit_do_not_wait_for_each_other() -> None:
+    gate = Gate(OLD)
+    async with gate.enter(OLD), gate.enter(OLD):
+        shutting = asyncio.create_task(gate.shut())
+        late = asyncio.create_task(enter(gate))
+        await asyncio.sleep(0.01)
+        assert not shutting.done()
+    await shutting
+    await asyncio.sleep(0.01)
+    assert not late.done()
+    gate.open()
+    assert await late == OLD
+
+
+async def test_a_shut_that_is_given_up_lets_requests_in_once_opened() -> None:
+    gate = Gate(OLD)
+    async with gate.enter(OLD):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(gate.shut(), 0.01)
+        gate.open()
+        assert await enter(gate) == OLD
