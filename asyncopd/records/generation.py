@@ -5,28 +5,23 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from asyncopd.records.draws import Draws
+from asyncopd.records.draws import NO_DRAWS, Draws, DrawSpec
 from asyncopd.records.version import Version
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How to sample: softmax(logits / temperature), at most `max_tokens`, stopping after any of `stop_ids`."""
+    """How to sample: softmax(logits / temperature), at most `max_tokens`, stopping after any of `stop_ids`.
+
+    The distribution is cut to the `top_k` likeliest tokens (0 keeps all), then to the fewest that hold `top_p`
+    of what is left; log μ is that of the distribution so cut.
+    """
 
     temperature: float
     max_tokens: int
     seed: int
     stop_ids: tuple[int, ...]
-
-
-class DrawSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """Extra ids wanted per generated token: TopK(μ), draws from its tail, i.i.d. draws."""
-
-    head: int = 0
-    tail: int = 0
-    iid: int = 0
-
-
-NO_DRAWS = DrawSpec()
+    top_p: float = 1.0
+    top_k: int = 0
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):

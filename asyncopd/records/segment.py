@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from asyncopd.records.draws import Draws
+from asyncopd.records.scores import SupportKind
 
 
 class LossMask(IntEnum):
@@ -69,3 +70,27 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     def trained_rows(self) -> np.ndarray:
         """Positions that teach, rising; row t is predicted from position t - 1."""
         return np.flatnonzero(self.loss_mask_T == LossMask.TRAIN)
+
+    def candidates(self, kind: SupportKind) -> tuple[np.ndarray, np.ndarray]:
+        """Return ids int32 and log μ float32 that the student chose for its trained rows, both [R, N].
+
+        For `sampled` the generated token; for `student_topk` the head; for `draws` head, tail, and the
+        generated token with the i.i.d. draws, of which it is one, as far as the segment has them. For other
+        kinds, which the teacher chooses, N = 0.
+        """
+        rows = self.generated_rows
+        generated = self.ids_T[rows, None], self.logp_T[rows, None]
+        draws = self.draws or Draws()
+        head = draws.head_ids_RK, draws.head_logp_RK
+        tail = draws.tail_ids_RM, draws.tail_logp_RM
+        iid = draws.iid_ids_RM, draws.iid_logp_RM
+        parts: dict[SupportKind, list[tuple[np.ndarray | None, np.ndarray | None]]] = {
+            SupportKind.SAMPLED: [generated],
+            SupportKind.STUDENT_TOPK: [head],
+            SupportKind.DRAWS: [head, tail, *([] if draws.iid_ids_RM is None else [generated, iid])],
+        }
+        chosen = parts.get(kind, [])
+        kept = np.isin(rows, self.trained_rows)
+        ids = [np.empty((len(rows), 0), np.int32), *(ids_RN for ids_RN, _ in chosen if ids_RN is not None)]
+        logp = [np.empty((len(rows), 0), np.float32), *(logp_RN for _, logp_RN in chosen if logp_RN is not None)]
+        return np.concatenate(ids, axis=1)[kept], np.concatenate(logp, axis=1)[kept]

@@ -69,6 +69,8 @@ class _Draft:
         for start, generation in self.generations:
             rows = slice(start, start + len(generation.ids_R))
             mask_T[rows] = LossMask.TRAIN
+            if generation.undrawn_R is not None:
+                mask_T[rows][generation.undrawn_R > 0] = LossMask.INFRASTRUCTURE
             logp_T[rows] = generation.logp_R
             version_T[rows] = generation.version_R
             mixed_kv_T[rows] = generation.mixed_kv_R
@@ -79,18 +81,13 @@ class _Draft:
             version_T=version_T,
             mixed_kv_T=mixed_kv_T,
             turn_T=np.concatenate(self._turns)[:length],
-            draws=_joined([generation.draws for _, generation in self.generations]),
+            draws=_joined([generation for _, generation in self.generations]),
         )
 
 
-def _joined(parts: Sequence[Draws | None]) -> Draws | None:
+def _joined(generations: Sequence[Generation]) -> Draws | None:
     """Return the draws of several generations as one; an engine gives every generation the same kinds."""
+    parts = [generation.draws for generation in generations if len(generation.ids_R)]
     present = [part for part in parts if part is not None]
-    if not present:
-        return None
-    assert len(present) == len(parts), "an engine gave draws for some generations only"
-    fields = {}
-    for field in Draws.__struct_fields__:
-        arrays = [getattr(part, field) for part in present]
-        fields[field] = None if arrays[0] is None else np.concatenate(arrays)
-    return Draws(**fields)
+    assert len(present) in (0, len(parts)), "an engine gave draws for some generations only"
+    return Draws.join(present) if present else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,3 +103,14 @@ def test_rows_of_draws_are_the_sampled_tokens_of_all_turns_in_order() -> None:
     assert segment.draws is not None and segment.draws.head_ids_RK is not None
     assert segment.draws.head_ids_RK[:, 0].tolist() == [0, 0, 1]
     assert segment.draws.iid_ids_RM is None
+
+
+def test_tokens_whose_draws_were_lost_teach_nothing() -> None:
+    recorder = Recorder([0])
+    draws = Draws(head_ids_RK=np.zeros((3, 1), np.int32), head_logp_RK=np.zeros((3, 1), np.float32))
+    whole = generation([7, 7, 7], first=1, draws=draws)
+    recorder.generated(msgspec.structs.replace(whole, undrawn_R=np.array([1, 1, 0], np.uint8)), 0)
+    recorder.generated(generation([], first=4), 0)
+    (segment,) = recorder.segments()
+    assert segment.loss_mask_T.tolist() == [0, LossMask.INFRASTRUCTURE, LossMask.INFRASTRUCTURE, LossMask.TRAIN]
+    assert segment.draws is not None and segment.draws.head_ids_RK is not None and len(segment.draws.head_ids_RK) == 3

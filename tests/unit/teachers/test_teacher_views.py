@@ -98,8 +98,8 @@ def test_a_plain_teacher_reads_what_the_student_read(checkpoint: Callable[[int],
     ("kind", "width", "expected"),
     [
         (SupportKind.STUDENT_TOPK, 2, [[10, 11], [40, 41]]),
-        (SupportKind.DRAWS, 3, [[3, 20, 21], [7, 50, 51]]),
-        (SupportKind.DRAWS, 2, [[3, 20], [7, 50]]),
+        (SupportKind.DRAWS, 6, [[10, 11, 15, 3, 20, 21], [40, 41, 45, 7, 50, 51]]),
+        (SupportKind.DRAWS, 4, [[10, 11, 15, 3], [40, 41, 45, 7]]),
     ],
 )
 def test_candidates_are_those_of_the_trained_rows(
@@ -109,7 +109,11 @@ def test_candidates_are_those_of_the_trained_rows(
     lived = segment([([1, 2], -1, 0), ([3], 0, 1), ([4], 0, LossMask.FRESHNESS), ([5, 6], 0, 0), ([7], 1, 1)])
     draws = Draws(
         head_ids_RK=np.array([[10, 11], [30, 31], [40, 41]], np.int32),
+        head_logp_RK=np.zeros((3, 2), np.float32),
+        tail_ids_RM=np.array([[15], [36], [45]], np.int32),
+        tail_logp_RM=np.zeros((3, 1), np.float32),
         iid_ids_RM=np.array([[20, 21], [35, 36], [50, 51]], np.int32),
+        iid_logp_RM=np.zeros((3, 2), np.float32),
     )
     lived = msgspec.structs.replace(lived, draws=draws)
     (request,) = teacher.view(trajectory([lived], [], []), Support(kind=kind, width=width))
