@@ -102,13 +102,22 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     updates = summary["weight_updates"]
     pause = updates["pause_seconds"] / updates["count"] * 1e3
     figures.add_row("weight updates, mean pause", f"{updates['count']} x {pause:.0f} ms")
+    figures.add_row("|log π − log μ|, mean / p99 / max", _differences(summary["logprob_diff"]))
     figures.add_row("event-loop lag p99", f"{summary['loop_lag_p99_ms']:.0f} ms")
     figures.add_row("conservation law", "holds" if summary["conservation"]["holds"] else "BROKEN")
+    if summary["alarms"]:
+        figures.add_row("alarms", ", ".join(f"{alarm['count']} x {alarm['cause']}" for alarm in summary["alarms"]))
     return [success, figures]
 
 
 def _lags(staleness: dict[str, Any]) -> str:
     return f"{staleness['mean']:.2f} / {staleness['p95']:.0f} / {staleness['max']} / {staleness['bound']}"
+
+
+def _differences(figures: dict[str, Any]) -> str:
+    if not figures["tokens"]:
+        return "no token was compared"
+    return f"{figures['mean']:.2g} / {figures['p99']:.2g} / {figures['max']:.2g} nats"
 
 
 def _histogram(counts: dict[str, int]) -> str:

@@ -39,7 +39,7 @@ class Learner:
     """Owns the student's float32 weights. Calls are not concurrent.
 
     `temperature` is the behaviour policy's; `steps` is the length of the learning-rate schedule;
-    `step_count` is the number of optimizer steps behind the weights.
+    `step_count` is the number of optimizer steps behind the weights, and versions made here are of `timeline`.
     """
 
     objective: Objective
@@ -57,10 +57,13 @@ class Learner:
         temperature: float,
         steps: int,
         seed: int,
+        timeline: int = 0,
     ) -> None:
         torch.manual_seed(seed)
         self.objective = build(objective)
         self.step_count = 0
+        self._timeline = timeline
+        self._began = 0
         self._directory = directory
         self._model_section = model
         self._section = section
@@ -85,7 +88,10 @@ class Learner:
         """
         assert batch.step == self.step_count, f"asked for step {batch.step} at step {self.step_count}"
         started = time.perf_counter()
-        members = [m for sample in batch.samples if (m := member_of(sample, self.objective.needs, batch.step))]
+        # The weights that a timeline begins with are those of the step, in the timeline it left too.
+        timeline = None if batch.step == self._began else self._timeline
+        needs = self.objective.needs
+        members = [m for sample in batch.samples if (m := member_of(sample, needs, batch.step, timeline))]
         measures = Measures()
         metrics = {"loss": 0.0, "grad_norm": 0.0, "lr": self._optimizer.lr(batch.step)}
         if members:
@@ -108,6 +114,8 @@ class Learner:
             metrics=metrics,
             lag_histogram=measures.lag_histogram(),
             seconds=time.perf_counter() - started,
+            agreement=measures.agreement(),
+            mixed=measures.mixed(),
         )
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -143,7 +151,7 @@ class Learner:
         self._objective_state = load_file(directory / "objective.safetensors")
         torch.random.set_rng_state(load_file(directory / "random.safetensors")["cpu"])
         state = json.loads((directory / "learner.json").read_text(encoding="utf-8"))
-        self.step_count = state["step"]
+        self.step_count = self._began = state["step"]
         self._staleness.mismatch = state["mismatch"]
 
     def export(self, directory: Path) -> None:

@@ -6,14 +6,14 @@ Shapes: R trained rows of a member.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from asyncopd.learner.member import Member
 from asyncopd.learner.staleness import Verdict
 from asyncopd.objectives.ratios import MAX_LOG_RATIO
-from asyncopd.records import AttemptReport, Batch, LossMask, Sample
+from asyncopd.records import AttemptReport, Batch, Differences, LossMask, Sample
 
 
 class Measures:
@@ -51,14 +51,29 @@ class Measures:
 
     def exact_differences(self) -> np.ndarray:
         """Return `log π - log μ` of tokens whose whole context the engine computed with the learner's weights."""
-        parts = [ratio[member.exact_R] for member, ratio in zip(self._members, self._log_ratios, strict=True)]
+        return self._log_ratios_at([member.exact_R for member in self._members])
+
+    def agreement(self) -> Differences:
+        """Compare engine and learner over the tokens of `exact_differences`."""
+        return Differences.of(self.exact_differences())
+
+    def mixed(self) -> Differences:
+        """Compare them over tokens of the learner's weights with a context that older ones computed part of."""
+        return Differences.of(self._mixed_differences())
+
+    def _mixed_differences(self) -> np.ndarray:
+        return self._log_ratios_at([member.mixed_R for member in self._members])
+
+    def _log_ratios_at(self, chosen: Sequence[np.ndarray]) -> np.ndarray:
+        parts = [ratio_R[chosen_R] for ratio_R, chosen_R in zip(self._log_ratios, chosen, strict=True)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.float32)
 
     def ratio_metrics(self) -> dict[str, float]:
         """Return metrics of ρ = π/μ and of freshness over all forwarded tokens; empty where there are none.
 
         `ratio_ess` is the effective share of tokens under ρ. `ratio_held_share` is that of tokens whose
-        ratio is held at its limit, a bias. `logprob_diff_*` compare engine and learner at equal weights.
+        ratio is held at its limit, a bias. `logprob_diff_*` compare engine and learner at equal weights, and
+        `logprob_diff_mixed_*` where older weights computed part of the context.
         """
         if not self._members:
             return {}
@@ -72,11 +87,8 @@ class Measures:
             "freshness_mean": float(np.average([v.freshness for v in self._verdicts], weights=lengths)),
             "weight_mean": float(np.average([v.weight for v in self._verdicts], weights=lengths)),
         }
-        if len(exact := np.abs(self.exact_differences())):
-            metrics["logprob_diff_mean"] = float(exact.mean())
-            metrics["logprob_diff_p99"] = float(np.quantile(exact, 0.99))
-            metrics["logprob_diff_max"] = float(exact.max())
-        return metrics
+        metrics |= _difference_metrics("logprob_diff", self.exact_differences())
+        return metrics | _difference_metrics("logprob_diff_mixed", self._mixed_differences())
 
     def attempts(self, batch: Batch) -> list[AttemptReport]:
         """Return one report an attempt, in the order of the batch; `trained + Σ masked` is all it generated."""
@@ -112,3 +124,11 @@ class Measures:
             lag_max=int(lag.max()),
             rollout_drift=float(np.average([v.drift for v in verdicts], weights=lengths)) if members else 0.0,
         )
+
+
+def _difference_metrics(prefix: str, log_ratio_R: np.ndarray) -> dict[str, float]:
+    if not len(log_ratio_R):
+        return {}
+    size_R = np.abs(log_ratio_R)
+    figures = {"mean": size_R.mean(), "p99": np.quantile(size_R, 0.99), "max": size_R.max()}
+    return {f"{prefix}_{name}": float(figure) for name, figure in figures.items()}

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from asyncopd.objectives.needs import Needs
-from asyncopd.records import Sample
+from asyncopd.records import Sample, Version
 from asyncopd.records.version import steps_of
 
 
@@ -25,7 +25,8 @@ class Member:
     targets_R         int64 their ids
     behaviour_R       float32 log μ, 0 where the objective knows none
     lag_R             int64 optimizer steps since the version that sampled them, 0 where no version is known
-    exact_R           bool, whether learner and engine hold the same weights over the whole context
+    exact_R           bool, whether the learner's weights sampled it, over a context computed with them too
+    mixed_R           bool, whether they sampled it over a context that older ones computed part of
     support_ids_RK    int64, teacher_RK float32 log T; K = 0 where no teacher is asked
     """
 
@@ -36,6 +37,7 @@ class Member:
     behaviour_R: np.ndarray
     lag_R: np.ndarray
     exact_R: np.ndarray
+    mixed_R: np.ndarray
     support_ids_RK: np.ndarray
     teacher_RK: np.ndarray
 
@@ -43,8 +45,11 @@ class Member:
         return len(self.rows_R)
 
 
-def member_of(sample: Sample, needs: Needs, step: int) -> Member | None:
-    """Return what optimizer step `step` computes for `sample`; None where it teaches nothing or lacks its scores."""
+def member_of(sample: Sample, needs: Needs, step: int, timeline: int | None = None) -> Member | None:
+    """Return what optimizer step `step` computes for `sample`; None where it teaches nothing or lacks its scores.
+
+    Of versions of that step, those of `timeline` are the learner's weights, by default those of all timelines.
+    """
     segment = sample.segment
     rows_R = segment.trained_rows
     scores = sample.scores
@@ -58,10 +63,12 @@ def member_of(sample: Sample, needs: Needs, step: int) -> Member | None:
         support_ids_RK, teacher_RK = scores.ids_RK.astype(np.int64), scores.logp_RK
         assert len(teacher_RK) == len(rows_R), f"attempt {sample.attempt}: {len(teacher_RK)} scores, {len(rows_R)} rows"
     behaviour_R = segment.logp_T[rows_R]
-    lag_R = step - steps_of(segment.version_T[rows_R])
-    exact_R = (lag_R == 0) & (segment.mixed_kv_T[rows_R] == 0)
+    version_R = segment.version_T[rows_R]
+    lag_R = step - steps_of(version_R)
+    same_R = lag_R == 0 if timeline is None else version_R == Version(timeline, step).pack()
     if not needs.behaviour:
-        behaviour_R, lag_R, exact_R = np.zeros_like(behaviour_R), np.zeros_like(lag_R), np.zeros_like(exact_R)
+        behaviour_R, lag_R, same_R = np.zeros_like(behaviour_R), np.zeros_like(lag_R), np.zeros_like(same_R)
+    mixed_R = segment.mixed_kv_T[rows_R] != 0
     return Member(
         attempt=sample.attempt,
         ids_T=segment.ids_T[: rows_R[-1]].astype(np.int64),
@@ -69,7 +76,8 @@ def member_of(sample: Sample, needs: Needs, step: int) -> Member | None:
         targets_R=segment.ids_T[rows_R].astype(np.int64),
         behaviour_R=behaviour_R,
         lag_R=lag_R,
-        exact_R=exact_R,
+        exact_R=same_R & ~mixed_R,
+        mixed_R=same_R & mixed_R,
         support_ids_RK=support_ids_RK,
         teacher_RK=teacher_RK,
     )

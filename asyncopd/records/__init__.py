@@ -3,6 +3,7 @@
 from asyncopd.records.attempt import AttemptState, TokenCounts, TrajectoryMeta
 from asyncopd.records.batch import AttemptReport, Batch, Sample, StepReport
 from asyncopd.records.codec import decode, encode
+from asyncopd.records.differences import Differences
 from asyncopd.records.draws import Draws
 from asyncopd.records.episode import Demonstration, Observation, Step, ToolResult
 from asyncopd.records.generation import (
@@ -27,6 +28,7 @@ __all__ = [
     "AttemptState",
     "Batch",
     "Demonstration",
+    "Differences",
     "DrawSpec",
     "Draws",
     "EngineCapabilities",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from asyncopd.records.differences import Differences
 from asyncopd.records.scores import Scores
 from asyncopd.records.segment import Segment
 
@@ -43,7 +44,9 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     """What the learner did in one optimizer step.
 
     `metrics` are scalars by name (loss, gradient norm, ratios, coverage, log-prob differences);
-    `lag_histogram` counts trained tokens by lag; `seconds` is the learner's own busy time.
+    `lag_histogram` counts trained tokens by lag; `seconds` is the learner's own busy time. `agreement` compares
+    engine and learner over tokens of the learner's weights whose context was computed with them too, `mixed` over
+    those whose context was not.
     """
 
     step: int
@@ -52,3 +55,5 @@ class StepReport(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
     lag_histogram: dict[int, int]
     seconds: float
+    agreement: Differences = Differences()
+    mixed: Differences = Differences()

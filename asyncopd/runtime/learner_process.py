@@ -33,11 +33,13 @@ class LearnerProcess:
         self._timeout_s = config.learner.timeout_s
 
     @classmethod
-    async def start(cls, config: TrainConfig, student: Path, checkpoint: Path | None) -> LearnerProcess:
-        """Build the learner from `student`, continuing from `checkpoint` if there is one."""
+    async def start(
+        cls, config: TrainConfig, student: Path, checkpoint: Path | None, timeline: int = 0
+    ) -> LearnerProcess:
+        """Build the learner from `student`, continuing `timeline` from `checkpoint` if there is one."""
         learner = cls(await WorkerProcess.start("learner", config.runtime.threads.learner), config)
         try:
-            await learner._process.call(_build, config, student, checkpoint, timeout_s=learner._timeout_s)
+            await learner._process.call(_build, config, student, checkpoint, timeline, timeout_s=learner._timeout_s)
         except BaseException:
             learner.kill()
             raise
@@ -77,7 +79,7 @@ def _built() -> Learner:
     return _learner
 
 
-def _build(config: TrainConfig, student: Path, checkpoint: Path | None) -> None:
+def _build(config: TrainConfig, student: Path, checkpoint: Path | None, timeline: int) -> None:
     global _learner
     _learner = Learner(
         student,
@@ -89,6 +91,7 @@ def _build(config: TrainConfig, student: Path, checkpoint: Path | None) -> None:
         temperature=config.rollout.temperature,
         steps=config.run.steps,
         seed=config.run.seed,
+        timeline=timeline,
     )
     if checkpoint is not None:
         _learner.restore(checkpoint)

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
+from asyncopd.config.root import TrainConfig
 from asyncopd.evaluate.evaluate import Evaluation
-from asyncopd.records import StepReport, Trajectory
+from asyncopd.records import Differences, StepReport, Trajectory
 from asyncopd.runtime.callbacks import Callback, Progress
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.totals import totals
@@ -19,6 +20,7 @@ from asyncopd.scheduler.commands import TrainStep
 from asyncopd.scheduler.scheduler import Scheduler
 from asyncopd.scoring.service import ScoringService
 from asyncopd.scoring.stats import ScoringStats
+from asyncopd.telemetry.alarms import Alarms, agreement_limit, disagreement
 from asyncopd.telemetry.metrics import Metrics
 from asyncopd.telemetry.sinks import JsonLines
 
@@ -26,11 +28,13 @@ from asyncopd.telemetry.sinks import JsonLines
 class Reporter:
     """Collects a run's figures and passes them on."""
 
-    def __init__(self, directory: RunDirectory, steps: int, bound: int, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, directory: RunDirectory, config: TrainConfig, callbacks: Sequence[Callback]) -> None:
         self.evaluations: dict[str, dict[str, Any]] = {}
         self._directory = directory
-        self._steps = steps
-        self._bound = bound
+        self._steps = config.run.steps
+        self._bound = config.scheduler.max_staleness
+        self._agreement_limit = agreement_limit(config.engine, config.student.dtype)
+        self._alarms = Alarms(self.warn)
         self._callbacks = callbacks
         self._metrics_file = JsonLines(directory.metrics)
         self._trajectories_file = JsonLines(directory.trajectories)
@@ -65,7 +69,12 @@ class Reporter:
         lines = [line for line in self._metrics_file.read() if line["step"] <= step]
         self._metrics_file.rewrite(lines)
         for line in lines:
-            metrics.lags.update({int(lag): count for lag, count in line["lags"].items()})
+            metrics.trained(
+                {int(lag): count for lag, count in line["lags"].items()},
+                msgspec.convert(line["agreement"], Differences, strict=False),
+                msgspec.convert(line["mixed"], Differences, strict=False),
+            )
+        self._alarms.restore(lines[-1]["alarms"] if lines else [])
         self._seconds_before = lines[-1]["seconds"] if lines else 0.0
         return lines[-1]["totals"] if lines else None
 
@@ -95,6 +104,9 @@ class Reporter:
     ) -> None:
         """Write a step's figures and show its progress."""
         seconds = time.monotonic() - self._training_began
+        disagrees = disagreement(report.agreement, self._agreement_limit)
+        if disagrees is not None:
+            self._alarms.ring("engine-learner mismatch", report.step + 1, disagrees)
         progress = Progress(
             step=report.step + 1,
             steps=self._steps,
@@ -115,6 +127,9 @@ class Reporter:
                 "tokens_per_second": {name: round(rate, 1) for name, rate in progress.tokens_per_second.items()},
                 "attempts": progress.attempts,
                 **report.metrics,
+                "agreement": msgspec.to_builtins(report.agreement, str_keys=True),
+                "mixed": msgspec.to_builtins(report.mixed, str_keys=True),
+                "alarms": self._alarms.to_json(),
                 "totals": totals(metrics, scoring),
             }
         )
@@ -146,6 +161,8 @@ class Reporter:
                 "bytes": service.stats.bytes,
             },
             "weight_updates": dict(metrics.updates),
+            "logprob_diff": {**metrics.agreement.figures(), "mixed_kv": metrics.mixed.figures()},
+            "alarms": self._alarms.to_json(),
             "loop_lag_p99_ms": metrics.loop_lag.quantile(0.99) * 1e3,
             "conservation": scheduler.ledger.to_json(),
         }

@@ -86,7 +86,7 @@ async def _in_directory(
             directory.tidy()
         else:
             directory.create(config)
-        reporter = Reporter(directory, config.run.steps, config.scheduler.max_staleness, callbacks)
+        reporter = Reporter(directory, config, callbacks)
         try:
             with _log_file(directory.log):
                 summary = await _with_restarts(prepared, directory, reporter, interruption, resume)

@@ -6,10 +6,10 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from asyncopd.records import PublishReport
+from asyncopd.records import Differences, PublishReport
 
 
 class BusyClock:
@@ -78,7 +78,10 @@ class LoopLag:
 
 
 class Metrics:
-    """What a run counts: tokens and busy time by stage, trained tokens by lag, weight updates and their cost."""
+    """What a run counts: tokens and busy time by stage, trained tokens by lag, weight updates and their cost.
+
+    `agreement` and `mixed` compare engine and learner, as in `StepReport`.
+    """
 
     STAGES = ("rollout", "scoring", "learner")
 
@@ -87,7 +90,15 @@ class Metrics:
         self.tokens: Counter[str] = Counter()
         self.updates: Counter[str] = Counter()
         self.lags: Counter[int] = Counter()
+        self.agreement = Differences()
+        self.mixed = Differences()
         self.loop_lag = LoopLag()
+
+    def trained(self, lags: Mapping[int, int], agreement: Differences, mixed: Differences) -> None:
+        """Count what a step says of its tokens."""
+        self.lags.update(lags)
+        self.agreement += agreement
+        self.mixed += mixed
 
     def updated(self, report: PublishReport) -> None:
         """Count a weight update that every engine committed."""

@@ -62,6 +62,7 @@ def make_learner(student: Path) -> Callable[..., Learner]:
         temperature: float = 1.0,
         distill_temperature: float = 1.0,
         width: int = WIDTH,
+        timeline: int = 0,
     ) -> Learner:
         return Learner(
             student,
@@ -73,6 +74,7 @@ def make_learner(student: Path) -> Callable[..., Learner]:
             temperature=temperature,
             steps=10,
             seed=0,
+            timeline=timeline,
         )
 
     return build

@@ -40,6 +40,7 @@ def test_tokens_of_mixed_or_older_weights_do_not_count_as_differences(make_learn
     metrics = make_learner().step(edited(make_batch(), spoil_some)).metrics
     assert metrics["logprob_diff_max"] < 1e-4
     assert metrics["log_ratio_abs_mean"] > 1
+    assert metrics["logprob_diff_mixed_mean"] == pytest.approx(3.0, abs=1e-3)
 
     learner = make_learner()
     learner.step(Batch(step=0, samples=[]))
@@ -56,6 +57,38 @@ def test_quantiles_of_the_difference_are_of_single_tokens(make_learner, make_bat
     tokens = sum(len(sample.segment.trained_rows) for sample in batch.samples)
     assert metrics["logprob_diff_max"] == pytest.approx(2.0, abs=1e-3)
     assert metrics["logprob_diff_mean"] == pytest.approx(2.0 / tokens, abs=1e-3)
+
+
+def test_equal_steps_of_another_timeline_are_other_weights_but_those_it_began_with(make_learner, make_batch, tmp_path):
+    first = make_learner()
+    first.step(Batch(step=0, samples=[]))
+    first.save(tmp_path / "step-1")
+    resumed = make_learner(timeline=1)
+    resumed.restore(tmp_path / "step-1")
+
+    def all_trained(batch):
+        return sum(len(sample.segment.trained_rows) for sample in batch.samples)
+
+    began, later = make_batch(step=1), make_batch(step=2)
+    assert resumed.step(began).agreement.tokens == all_trained(began)
+    assert resumed.step(later).agreement.tokens == 0
+
+    def resampled(arrays, trained_T):
+        arrays["version_T"][trained_T] = Version(1, 3).pack()
+
+    later = edited(make_batch(step=3), resampled)
+    assert resumed.step(later).agreement.tokens == all_trained(later)
+
+
+def test_a_report_compares_all_its_tokens(make_learner, make_batch):
+    def mix_the_first(arrays, trained_T):
+        arrays["mixed_kv_T"][np.flatnonzero(trained_T)[0]] = 1
+
+    batch = make_batch()
+    report = make_learner().step(edited(batch, mix_the_first))
+    assert (report.agreement.tokens, report.mixed.tokens) == (report.tokens - len(batch.samples), len(batch.samples))
+    assert report.agreement.mean == pytest.approx(report.metrics["logprob_diff_mean"], rel=1e-6)
+    assert report.agreement.greatest == pytest.approx(report.metrics["logprob_diff_max"], rel=1e-6)
 
 
 def test_a_ratio_beyond_its_limit_is_counted(make_learner, make_batch):
