@@ -15,7 +15,7 @@ from asyncopd.runtime.roles import open_roles, serving
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.totals import restore
 from asyncopd.runtime.training import Training
-from asyncopd.seams import Engine
+from asyncopd.seams import Generator
 from asyncopd.telemetry.metrics import Metrics
 
 
@@ -31,7 +31,7 @@ async def run_once(
     async with open_record(prepared, directory, resume=resume) as record:
         counted = reporter.go_on(record.step, metrics)
         reporter.stage("starting engine, teacher, learner and score cache")
-        async with open_roles(prepared, directory, record.checkpoint, metrics) as roles:
+        async with open_roles(prepared, directory, record, metrics) as roles:
             if counted is not None:
                 restore(counted, metrics, roles.service.stats)
             await _measure(prepared, reporter, roles.engine, "student_before", Version(0, 0))
@@ -51,7 +51,7 @@ async def run_once(
         return reporter.summary(record.scheduler, metrics, service)
 
 
-async def _measure(prepared: Prepared, reporter: Reporter, engine: Engine, name: str, version: Version) -> None:
+async def _measure(prepared: Prepared, reporter: Reporter, engine: Generator, name: str, version: Version) -> None:
     config = prepared.config
     if config.evaluation.tasks == 0 or name in reporter.evaluations:
         return

@@ -13,12 +13,13 @@ from asyncopd.engines.start import start_engine
 from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.learner_process import LearnerProcess
-from asyncopd.runtime.metered import MeteredEngine
+from asyncopd.runtime.metered import MeteredGenerator
 from asyncopd.runtime.prepare import Prepared, make_teacher
+from asyncopd.runtime.record import Record
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.scoring.cache.open import open_store
 from asyncopd.scoring.service import ScoringService
-from asyncopd.seams import Engine, Teacher
+from asyncopd.seams import Engine, Generator, Teacher
 from asyncopd.telemetry.metrics import Metrics
 from asyncopd.weights.shm import roomy_directory
 from asyncopd.weights.sync import ShmWeightSync
@@ -28,7 +29,7 @@ from asyncopd.weights.sync import ShmWeightSync
 class Roles:
     """What the stages of a run work with."""
 
-    engine: Engine
+    engine: Generator
     pool: RolloutPool
     service: ScoringService
     learner: LearnerProcess
@@ -37,7 +38,7 @@ class Roles:
 
 @asynccontextmanager
 async def open_roles(
-    prepared: Prepared, directory: RunDirectory, checkpoint: Path | None, metrics: Metrics
+    prepared: Prepared, directory: RunDirectory, record: Record, metrics: Metrics
 ) -> AsyncIterator[Roles]:
     """Start engine, teacher, learner and cache; all are gone when the block ends, however it ends."""
     config = prepared.config
@@ -45,12 +46,12 @@ async def open_roles(
         store = await stack.enter_async_context(open_store(config.scoring, directory.path / "score-cache"))
         teacher = make_teacher(config, prepared.teacher, prepared.world.tools)
         stack.push_async_callback(teacher.close)
-        engine, learner = await _start(prepared, checkpoint, teacher, stack)
+        engine, learner = await _start(prepared, record, teacher, stack)
         configured = None if config.weights.dir is None else Path(config.weights.dir)
         weights = roomy_directory(configured, directory.path, _weight_bytes(prepared.student))
         sync = ShmWeightSync(lambda: [engine.receiver], weights, timeout_s=config.engine.update_timeout_s)
         stack.callback(sync.close)
-        metered = MeteredEngine(engine, metrics.busy["rollout"])
+        metered = MeteredGenerator(engine, metrics.busy["rollout"])
         pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
         stack.push_async_callback(pool.close)
         service = ScoringService(teacher, store, config.scoring, prepared.support)
@@ -81,7 +82,7 @@ async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: P
 
 
 async def _start(
-    prepared: Prepared, checkpoint: Path | None, teacher: Teacher, stack: AsyncExitStack
+    prepared: Prepared, record: Record, teacher: Teacher, stack: AsyncExitStack
 ) -> tuple[Engine, LearnerProcess]:
     """Start the processes together; what has started when one fails is ended by `stack`."""
 
@@ -91,7 +92,7 @@ async def _start(
         return engine
 
     async def start_learner() -> LearnerProcess:
-        learner = await LearnerProcess.start(prepared.config, prepared.student, checkpoint)
+        learner = await LearnerProcess.start(prepared.config, prepared.student, record.checkpoint, record.timeline)
         stack.push_async_callback(learner.close)
         return learner
 

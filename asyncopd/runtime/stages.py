@@ -36,7 +36,7 @@ from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.run_loop import RunLoop
 from asyncopd.scheduler import commands, events
 from asyncopd.scoring.service import ScoringService
-from asyncopd.seams import Engine, WeightSync
+from asyncopd.seams import Generator, WeightSync
 from asyncopd.telemetry.metrics import Metrics
 
 _log = logging.getLogger(__name__)
@@ -148,7 +148,7 @@ class LearnerStage:
         channel: AsyncioChannel,
         learner: LearnerProcess,
         sync: WeightSync,
-        engine: Engine,
+        engine: Generator,
         payloads: FilePayloadStore,
         directory: RunDirectory,
         loop: RunLoop,
@@ -215,7 +215,7 @@ class LearnerStage:
         with self._metrics.busy["learner"].busy():
             report = await self._learner.step(command.step, members)
         self._metrics.tokens["learner"] += report.tokens
-        self._metrics.lags.update(report.lag_histogram)
+        self._metrics.trained(report.lag_histogram, report.agreement, report.mixed)
         self._loop.emit(events.StepTrained, step=report.step, attempts=tuple(report.attempts))
         self._on_step(command, report)
 
