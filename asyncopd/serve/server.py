@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from asyncopd.config.loading import validate
 from asyncopd.config.model import ModelSection
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.config.section import Section
-from asyncopd.engines.vllm.cpu_build import cpu_build_variables
+from asyncopd.engines.vllm.cpu_build import cpu_build_variables, is_cpu_build
 from asyncopd.errors import UserError
 
 # One process less, and no core of its own to spin on; the server binds no threads then.
@@ -70,7 +69,7 @@ def plan_server(
     if template.is_file():
         command += ["--chat-template", str(template)]
     variables = {**environment, "VLLM_NO_USAGE_STATS": "1"}
-    if _is_cpu_build():
+    if is_cpu_build():
         command += _cpu_arguments(served.engine if served else EngineSection())
         variables = {**_CPU_ENVIRONMENT, **variables, **cpu_build_variables(variables)}
     if api_key is not None:
@@ -135,10 +134,3 @@ def _require_free(host: str, port: int) -> None:
         raise UserError(f"--host {host}", f"is no address ({error.strerror})", "try 127.0.0.1") from None
     except OSError as error:
         raise UserError(f"--port {port}", f"cannot be used on {host} ({error.strerror})", "choose another") from None
-
-
-def _is_cpu_build() -> bool:
-    try:
-        return "cpu" in version("vllm")
-    except PackageNotFoundError:
-        return True  # the CPU build is a distribution of another name

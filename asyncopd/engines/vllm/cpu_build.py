@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -29,3 +30,11 @@ def _torch_directory() -> Path:
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is a dependency"
     return Path(spec.origin).parent
+
+
+def is_cpu_build() -> bool:
+    """Return whether the vLLM that is installed runs on CPUs, without importing it."""
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:
+        return True  # the CPU build is a distribution of another name

@@ -31,10 +31,9 @@ if TYPE_CHECKING:
 _environment_lock = threading.Lock()
 
 
-@contextmanager
-def vllm_environment(threads: int) -> Iterator[None]:
-    """Hold the variables for importing and starting vLLM, one start at a time; undo every change at the end."""
-    wanted = {
+def vllm_variables(threads: int) -> dict[str, str]:
+    """Return the variables that processes of vLLM want, one of them for each engine."""
+    return {
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # `auto` puts every engine on the first core
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the core's process, not in a third one
@@ -44,6 +43,12 @@ def vllm_environment(threads: int) -> Iterator[None]:
         "PYTHONWARNINGS": "ignore",
         "HF_HUB_OFFLINE": "1",
     }
+
+
+@contextmanager
+def vllm_environment(threads: int) -> Iterator[None]:
+    """Hold the variables for importing and starting vLLM, one start at a time; undo every change at the end."""
+    wanted = vllm_variables(threads)
     with _environment_lock:
         before = dict(os.environ)
         os.environ.update(wanted)
