@@ -72,12 +72,17 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SendOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What a learner is asked to send. One asked for a delta may answer with all tensors where that is smaller."""
+    """What a learner is asked to send, to a file named `path` and an ending of the sender's.
+
+    One asked for a delta answers with all tensors, in the format `dense`, where it does not have `base`, is given
+    none, or the delta is not worth it; deltas on what it sends are to be expected then.
+    """
 
     version: Version
     path: str
     format: WeightFormat
     base: Version | None = None
+    dense: Literal["mapped", "safetensors"] = "mapped"
 
 
 class PublishReport(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,17 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 import torch
 
-from asyncopd.records import SendOrder, WeightFile
+from asyncopd.records import SendOrder, Version, WeightFile
+from asyncopd.tensors.checkpoint import write_checkpoint
+from asyncopd.tensors.delta_file import write_delta
 from asyncopd.tensors.mapped import write_tensors
+from asyncopd.tensors.shadow import Shadow
+
+NamedTensors = Iterable[tuple[str, torch.Tensor]]
+
+_LARGEST_DELTA = 0.5
+"""Of all tensors' bytes. A delta costs both sides more work per byte, and the chain it joins grows."""
 
 
 class Sender:
-    """Lives beside a learner, one for all its publishes."""
+    """Lives beside a learner, one for all its publishes; keeps a copy of the weights once asked for a delta."""
 
-    def send(self, order: SendOrder, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightFile:
-        """Send `named_tensors`, the weights of `order.version` in serving dtype, and say what was sent."""
-        return write_tensors(Path(order.path), order.version, named_tensors)
+    def __init__(self) -> None:
+        self._shadow = Shadow()
+
+    def send(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
+        """Send `named_tensors`, the weights of `order.version` in serving dtype, and say what was sent.
+
+        A file's name is `order.path` with its format for an ending. Raises `OSError` where it cannot be written.
+        """
+        match order.format:
+            case "mapped" | "safetensors":
+                return _write_dense(order.format, order.path, order.version, named_tensors)
+            case "delta":
+                return self._send_delta(order, named_tensors)
+            case _:
+                raise ValueError(f"no sender of format {order.format}")
+
+    def _send_delta(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
+        shadow = self._shadow
+        if shadow.version is None or shadow.version != order.base:
+            shadow.take(order.version, named_tensors)
+        else:
+            limit = int(_LARGEST_DELTA * sum(tensor.nbytes for tensor in shadow.tensors.values()))
+            delta = shadow.diff(order.version, named_tensors, limit)
+            if delta is not None:
+                return write_delta(f"{order.path}.delta", delta)
+        return _write_dense(order.dense, order.path, order.version, shadow.tensors.items())
+
+
+def _write_dense(form: str, path: str, version: Version, named_tensors: NamedTensors) -> WeightFile:
+    write = write_checkpoint if form == "safetensors" else write_tensors
+    return write(f"{path}.{form}", version, named_tensors)
