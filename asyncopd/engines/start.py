@@ -24,16 +24,19 @@ async def start_engine(
     seed: int,
     version: Version = Version(0, 0),  # noqa: B008 - immutable
     draws: DrawSpec = NO_DRAWS,
+    url: str | None = None,
 ) -> Engine:
     """Serve the checkpoint in `directory` as `version` on the engine `section.use`.
 
-    `threads` are compute threads; `draws` are the most a request may ask for. Raises
-    `DeadlineExceeded` after `section.start_timeout_s`, and what the engine raises for a model it refuses.
+    `threads` are compute threads; `draws` are the most a request may ask for; `url` is the server to connect to
+    instead of starting one. Raises `DeadlineExceeded` after `section.start_timeout_s`, `EngineDied` where its
+    process was killed meanwhile, and what the engine raises for a model it refuses.
     """
+    place = {} if url is None else {"url": url}  # engines of this process know none
     engine_class = await asyncio.to_thread(_import, section.use, threads)
     try:
         return await engine_class.start(
-            name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, draws=draws
+            name, directory, section, dtype=dtype, threads=threads, seed=seed, version=version, draws=draws, **place
         )
     except TimeoutError as error:
         late = f"engine {name} did not start within {section.start_timeout_s:g} s (engine.start_timeout_s)"
