@@ -12,14 +12,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from asyncopd.records import Manifest, Version
 from asyncopd.seams import WeightReceiver
 
 
 class PublishFailed(RuntimeError):
-    """A publish reached no engine; the message names who failed, the phase and the cause."""
+    """A publish reached no engine; the message names who failed, the phase and the cause.
+
+    `failed` names the engines that were asked and did not come along, each with its reason.
+    """
+
+    def __init__(self, message: str, failed: Mapping[str, str] = MappingProxyType({})) -> None:
+        super().__init__(message)
+        self.failed = dict(failed)
 
 
 class Update:
@@ -35,11 +43,20 @@ class Update:
 
     async def run(self) -> None:
         """Go through all phases. Raises `PublishFailed` where no engine came to the version."""
+        await self.prepare()
+        await self.install()
+
+    async def prepare(self) -> None:
+        """Have all engines fetch and verify; where the bytes move meanwhile, the sender runs beside this."""
         clock = asyncio.get_running_loop().time
         started = clock()
         await self._all("prepare", lambda receiver: receiver.prepare(self._manifest))
+        self.prepare_seconds = clock() - started
+
+    async def install(self) -> None:
+        """Go through the phases that engines feel, with those that prepared. Raises `PublishFailed`, as `run` does."""
+        clock = asyncio.get_running_loop().time
         prepared = clock()
-        self.prepare_seconds = prepared - started
         frozen = self._able()
         try:
             await self._all("freeze", lambda receiver: receiver.freeze())
@@ -49,7 +66,7 @@ class Update:
             await self._phase("thaw", frozen, lambda receiver: receiver.thaw())
         self.pause_seconds = clock() - prepared
         if not self._able():
-            raise PublishFailed(next(iter(self.failed.values()), "no engine is left to publish to"))
+            raise PublishFailed(next(iter(self.failed.values()), "no engine is left to publish to"), self.failed)
 
     def _able(self) -> list[WeightReceiver]:
         return [receiver for receiver in self._receivers if receiver.name not in self.failed]

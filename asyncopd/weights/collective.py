@@ -1,0 +1,99 @@
+"""Publishing weights by broadcast, through a process group of the learner and the engines' workers.
+
+Invariants:
+- a group is of one learner and one set of engines; a fault, or an engine that comes or goes, ends it for good;
+- with gloo, engines generate while the bytes move; with nccl they move behind the freeze, into the model;
+- who broke a broadcast is named, and the engines that only suffered it are served by a new group at once;
+- one publish or catch-up runs at a time, and each of its waits has a deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from asyncopd.records import PublishReport, Version
+from asyncopd.seams import WeightReceiver, WeightSource
+from asyncopd.tensors.rendezvous import Transport
+from asyncopd.weights.delivery import Delivery
+from asyncopd.weights.group import Group
+from asyncopd.weights.protocol import PublishFailed
+
+
+class CollectiveWeightSync:
+    """Implements `seams.WeightSync` with one broadcast an update.
+
+    `receivers` gives those of the engines alive now, each of which has `workers` processes. `host` is the address of
+    this machine that learner and workers meet at. The learner has `learner_timeout_s` to begin, as it may be in a
+    step; from then on each phase has `timeout_s`.
+    """
+
+    def __init__(
+        self,
+        receivers: Callable[[], Sequence[WeightReceiver]],
+        *,
+        transport: Transport,
+        host: str,
+        workers: int,
+        timeout_s: float,
+        learner_timeout_s: float,
+    ) -> None:
+        self._receivers = receivers
+        self._transport: Transport = transport
+        self._host = host
+        self._workers = workers
+        self._timeout_s = timeout_s
+        self._learner_timeout_s = learner_timeout_s
+        self._one_at_a_time = asyncio.Lock()
+        self._numbers = itertools.count()
+        self._group: Group | None = None
+        self._newest: tuple[Version, WeightSource] | None = None
+
+    async def publish(self, version: Version, source: WeightSource) -> PublishReport:
+        """Bring every engine to `version`; the report names those that did not come. Raises `PublishFailed`."""
+        async with self._one_at_a_time:
+            self._newest = (version, source)
+            return await self._bring(tuple(self._receivers()), version, source)
+
+    async def catch_up(self, receiver: WeightReceiver) -> Version | None:
+        """Bring one engine to the newest version, None if nothing was published yet. Raises `PublishFailed`."""
+        async with self._one_at_a_time:
+            if self._newest is None:
+                return None
+            version, source = self._newest
+            await self._bring((receiver,), version, source)
+            return version
+
+    def close(self) -> None:
+        """End the group."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    async def _bring(
+        self, receivers: tuple[WeightReceiver, ...], version: Version, source: WeightSource
+    ) -> PublishReport:
+        """Broadcast to `receivers`; where some break it, once more to the others."""
+        failed: dict[str, str] = {}
+        while receivers:
+            delivery = Delivery(self._group_of(receivers), next(self._numbers), version, self._timeout_s)
+            try:
+                report = await delivery.run(source, self._learner_timeout_s)
+            finally:
+                if not delivery.clean:
+                    self.close()
+            failed |= delivery.failed
+            if report is not None:
+                return msgspec.structs.replace(report, failed=failed)
+            receivers = tuple(receiver for receiver in receivers if receiver.name not in failed)
+        raise PublishFailed(next(iter(failed.values()), "no engine is left to publish to"))
+
+    def _group_of(self, receivers: tuple[WeightReceiver, ...]) -> Group:
+        """Return a group of exactly `receivers`: the one there is, or a new one."""
+        if self._group is None or not self._group.consists_of(receivers):
+            self.close()
+            self._group = Group(receivers, self._transport, self._host, self._workers)
+        return self._group
