@@ -64,7 +64,7 @@ def test_any_checkpoint_is_served(directory: Path, plan: Callable[..., Server]) 
 def test_only_the_cpu_build_gets_its_memory_from_the_run(
     cpu: bool, directory: Path, plan: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_is_cpu_build", lambda: cpu)
+    monkeypatch.setattr(module, "is_cpu_build", lambda: cpu)
     server = plan(directory)
     assert ("--kv-cache-memory-bytes" in server.command) == ("VLLM_CPU_OMP_THREADS_BIND" in server.environment) == cpu
     assert not cpu or option(server, "--kv-cache-memory-bytes") == str(32 * 2**20)
