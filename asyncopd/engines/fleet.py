@@ -157,9 +157,7 @@ class Fleet:
 
     @contextmanager
     def followed_by(self, follower: Follower) -> Iterator[None]:
-        """Tell `follower` of every change inside, and at its beginning of all engines that serve."""
-        for name, version in self.versions.items():
-            follower(name, version)
+        """Tell `follower` of every change inside."""
         self._followers.append(follower)
         try:
             yield
