@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from asyncopd.config.section import Section
 
@@ -15,7 +15,7 @@ class WeightsSection(Section):
     use: Literal["auto", "shm", "disk", "gloo", "nccl"] = "auto"
     """`shm` maps files on this machine; `disk` passes safetensors through any directory or URL that both sides
     reach; `gloo` and `nccl` broadcast through a process group. `auto` is `shm` for engines started here, `disk` for
-    servers given by URL."""
+    servers given by URL or a `dir` that is a URL."""
 
     dir: str | None = None
     """Where the files lie: a directory, or for `disk` any fsspec URL; by default /dev/shm where it has room, else
@@ -26,3 +26,16 @@ class WeightsSection(Section):
 
     keyframe_every: int = Field(16, ge=1)
     """Updates after which all tensors are sent again, so that whoever comes late has few deltas to read."""
+
+    @property
+    def url(self) -> str | None:
+        """`dir` where it is a URL, else None."""
+        return self.dir if self.dir is not None and "://" in self.dir else None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> WeightsSection:
+        if self.use == "shm" and self.url is not None:
+            raise ValueError(f"use: shm cannot map files at {self.url}; name a directory, or use: disk")
+        if self.use in ("gloo", "nccl") and (self.encoding == "delta" or self.dir is not None):
+            raise ValueError(f"use: {self.use} writes no files: leave encoding and dir out, or use shm or disk")
+        return self

@@ -15,14 +15,15 @@ from asyncopd.runtime.roles import serving
 from asyncopd.runtime.world import World
 from asyncopd.seams import Engine
 from asyncopd.text.chat import Chat
-from asyncopd.weights.sync import ShmWeightSync
+from asyncopd.weights.shm import OwnedDirectory
+from asyncopd.weights.sync import FileWeightSync
 
 
 class Meter:
     """Made by `open_meter`; not for use while the learner steps."""
 
     def __init__(
-        self, pool: RolloutPool, engine: Engine, sync: ShmWeightSync, learner: LearnerThread, max_retries: int
+        self, pool: RolloutPool, engine: Engine, sync: FileWeightSync, learner: LearnerThread, max_retries: int
     ) -> None:
         self._pool = pool
         self._engine = engine
@@ -46,7 +47,7 @@ async def open_meter(
     section = config.rollout.model_copy(update={"temperature": config.evaluation.temperature})
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(serving(config, "measuring", student))
-        sync = ShmWeightSync(lambda: [engine.receiver], directory, timeout_s=config.engine.update_timeout_s)
+        sync = FileWeightSync(lambda: [engine.receiver], OwnedDirectory(directory), config.engine.update_timeout_s)
         stack.callback(sync.close)
         pool = RolloutPool(engine, world.make, chat, section, config.run.seed)
         stack.push_async_callback(pool.close)

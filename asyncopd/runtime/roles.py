@@ -19,10 +19,9 @@ from asyncopd.runtime.record import Record
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.scoring.cache.open import open_store
 from asyncopd.scoring.service import ScoringService
-from asyncopd.seams import Engine, Generator, Teacher
+from asyncopd.seams import Engine, Generator, Teacher, WeightSync
 from asyncopd.telemetry.metrics import Metrics
-from asyncopd.weights.shm import roomy_directory
-from asyncopd.weights.sync import ShmWeightSync
+from asyncopd.weights.open import open_sync
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Roles:
     pool: RolloutPool
     service: ScoringService
     learner: LearnerProcess
-    sync: ShmWeightSync
+    sync: WeightSync
 
 
 @asynccontextmanager
@@ -47,9 +46,14 @@ async def open_roles(
         teacher = make_teacher(config, prepared.teacher, prepared.world.tools)
         stack.push_async_callback(teacher.close)
         engine, learner = await _start(prepared, record, teacher, stack)
-        configured = None if config.weights.dir is None else Path(config.weights.dir)
-        weights = roomy_directory(configured, directory.path, _weight_bytes(prepared.student))
-        sync = ShmWeightSync(lambda: [engine.receiver], weights, timeout_s=config.engine.update_timeout_s)
+        sync = open_sync(
+            config.weights,
+            config.engine,
+            lambda: [engine.receiver],
+            run_directory=directory.path,
+            weights_bytes=_weight_bytes(prepared.student),
+            learner_timeout_s=config.learner.timeout_s,
+        )
         stack.callback(sync.close)
         metered = MeteredGenerator(engine, metrics.busy["rollout"])
         pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)

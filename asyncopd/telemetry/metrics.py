@@ -102,8 +102,13 @@ class Metrics:
 
     def updated(self, report: PublishReport) -> None:
         """Count a weight update that every engine committed."""
-        seconds = {"send_seconds": report.send_seconds, "pause_seconds": report.pause_seconds}
-        self.updates.update({"count": 1, "bytes": report.bytes, **seconds})  # type: ignore[dict-item]  # floats add too
+        moved = {"bytes": report.bytes, "dense_bytes": report.dense_bytes}
+        seconds = {
+            "send_seconds": report.send_seconds,
+            "prepare_seconds": report.prepare_seconds,
+            "pause_seconds": report.pause_seconds,
+        }
+        self.updates.update({"count": 1, **moved, **seconds})  # type: ignore[dict-item]  # floats add too
 
     def lag_summary(self) -> dict[str, float]:
         """Return `mean`, `p95` and `max` lag of the trained tokens, in optimizer steps."""

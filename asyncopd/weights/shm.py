@@ -61,13 +61,11 @@ def _remove_abandoned(path: Path) -> bool:
         os.close(lock)
 
 
-def roomy_directory(configured: Path | None, run_directory: Path, weights_bytes: int) -> Path:
-    """Return where weights should pass: `configured`, else /dev/shm if they fit there, else `run_directory`."""
-    if configured is not None:
-        return configured
+def roomy_directory(run_directory: Path, most_bytes: int) -> Path:
+    """Return where weights should pass: /dev/shm if it has room for `most_bytes` at once, else `run_directory`."""
     if _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK):
         free = shutil.disk_usage(_SHARED_MEMORY).free
         # Half is left to others: a full /dev/shm breaks more than this run.
-        if weights_bytes < free / 2:
+        if most_bytes < free / 2:
             return _SHARED_MEMORY
     return run_directory

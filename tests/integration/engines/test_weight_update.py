@@ -19,7 +19,8 @@ from asyncopd.records import PublishReport, SendOrder, Version, WeightFile
 from asyncopd.seams import DeadlineExceeded, Engine, WeightReceiver
 from asyncopd.tensors.mapped import write_tensors
 from asyncopd.weights.protocol import PublishFailed
-from asyncopd.weights.sync import ShmWeightSync
+from asyncopd.weights.shm import OwnedDirectory
+from asyncopd.weights.sync import FileWeightSync
 
 pytestmark = [pytest.mark.integration, pytest.mark.asyncio(loop_scope="module")]
 
@@ -32,7 +33,7 @@ class Served:
     """An engine, and the models behind the versions it has served."""
 
     engine: Engine
-    sync: ShmWeightSync
+    sync: FileWeightSync
     tied: bool
     models: dict[Version, torch.nn.Module]
 
@@ -61,7 +62,7 @@ class Served:
 async def served(request: pytest.FixtureRequest, checkpoints: Callable[..., Path]) -> AsyncIterator[Served]:
     tied = request.param
     engine = await start_engine("student-0", checkpoints(0, tied=tied), SECTION, dtype="float32", threads=1, seed=0)
-    sync = ShmWeightSync(lambda: [engine.receiver], SHARED_MEMORY, SECTION.update_timeout_s)
+    sync = FileWeightSync(lambda: [engine.receiver], OwnedDirectory(SHARED_MEMORY), SECTION.update_timeout_s)
     yield Served(engine, sync, tied, {Version(0, 0): make_model(0, tied=tied)})
     sync.close()
     await engine.close()
@@ -158,7 +159,7 @@ async def test_weights_loaded_and_not_committed_sample_nothing_until_a_publish_s
     generating = asyncio.create_task(served.engine.generate(turn(prompt(5), max_tokens=700)))
     await asyncio.sleep(0.1)
     first = served.engine.version
-    cut_off = ShmWeightSync(lambda: [CutOff(served.engine.receiver)], SHARED_MEMORY, 60)
+    cut_off = FileWeightSync(lambda: [CutOff(served.engine.receiver)], OwnedDirectory(SHARED_MEMORY), 60)
     with pytest.raises(PublishFailed, match=r"engine student-0: commit of version .* failed: lost"):
         await cut_off.publish(served.next, ModelSource(make_model(99, tied=served.tied)))
     cut_off.close()

@@ -17,7 +17,8 @@ from asyncopd.engines.start import start_engine
 from asyncopd.records import DrawSpec, SendOrder, Version, WeightFile
 from asyncopd.seams import DeadlineExceeded, Engine, EngineDied
 from asyncopd.weights.protocol import PublishFailed
-from asyncopd.weights.sync import ShmWeightSync
+from asyncopd.weights.shm import OwnedDirectory
+from asyncopd.weights.sync import FileWeightSync
 
 Started = Callable[..., AbstractAsyncContextManager[Engine]]
 
@@ -122,7 +123,7 @@ async def test_temperature_zero_takes_the_likeliest(started: Started, model) -> 
 
 async def test_weights_change_only_between_turns(started: Started, model, tmp_path: Path) -> None:
     async with started() as engine:
-        sync = ShmWeightSync(lambda: [engine.receiver], tmp_path, 60)
+        sync = FileWeightSync(lambda: [engine.receiver], OwnedDirectory(tmp_path), 60)
         early = [asyncio.create_task(engine.generate(turn(prompt(5, seed), max_tokens=80))) for seed in range(4)]
         await asyncio.sleep(0.05)
         newer = make_model(1, tied=True)
@@ -148,7 +149,7 @@ async def test_weights_of_another_shape_are_refused_and_the_old_ones_serve_on(
             return await super().send(order)
 
     async with started() as engine:
-        sync = ShmWeightSync(lambda: [engine.receiver], tmp_path, 60)
+        sync = FileWeightSync(lambda: [engine.receiver], OwnedDirectory(tmp_path), 60)
         with pytest.raises(PublishFailed, match=r"model\.norm\.weight is not as in the checkpoint"):
             await sync.publish(Version(0, 4), Short(make_model(1, tied=True)))
         found = await engine.generate(turn(prompt(5)))

@@ -54,6 +54,6 @@ def test_runs_that_start_at_once_do_not_trip_over_what_both_reclaim(tmp_path: Pa
     assert os.listdir(tmp_path) == []
 
 
-def test_the_configured_directory_wins_and_what_does_not_fit_in_memory_goes_to_the_run(tmp_path: Path) -> None:
-    assert roomy_directory(tmp_path / "mine", tmp_path, 1) == tmp_path / "mine"
-    assert roomy_directory(None, tmp_path, 2**60) == tmp_path
+def test_what_does_not_fit_in_memory_goes_to_the_run(tmp_path: Path) -> None:
+    assert roomy_directory(tmp_path, 2**60) == tmp_path
+    assert roomy_directory(tmp_path, 1) == Path("/dev/shm")

@@ -12,7 +12,8 @@ import torch
 from asyncopd.records import Manifest, SendOrder, Version, WeightFile
 from asyncopd.tensors.mapped import map_tensors, write_tensors
 from asyncopd.weights.protocol import PublishFailed
-from asyncopd.weights.sync import ShmWeightSync
+from asyncopd.weights.shm import OwnedDirectory
+from asyncopd.weights.sync import FileWeightSync
 
 VERSION = Version(0, 1)
 
@@ -63,7 +64,7 @@ class Receiver:
 async def test_engines_pass_each_phase_together_after_the_sender(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receivers = {name: Receiver(name, log) for name in ("quick", "slow")}
-    sync = ShmWeightSync(lambda: list(receivers.values()), tmp_path, 5)
+    sync = FileWeightSync(lambda: list(receivers.values()), OwnedDirectory(tmp_path), 5)
     report = await sync.publish(VERSION, Source(log))
     phases = ("prepare", "freeze", "receive", "commit", "thaw")
     assert [phase for _, phase in log] == ["send", *(phase for phase in phases for _ in receivers)]
@@ -81,7 +82,7 @@ async def test_an_engine_that_fails_a_phase_is_named_and_the_others_go_on(
 ) -> None:
     log: list[tuple[str, str]] = []
     receivers = {"good": Receiver("good", log), "bad": Receiver("bad", log, phase, hang=hang)}
-    sync = ShmWeightSync(lambda: list(receivers.values()), tmp_path, 0.1)
+    sync = FileWeightSync(lambda: list(receivers.values()), OwnedDirectory(tmp_path), 0.1)
     what = "did not end within 0.1 s" if hang else "failed: no luck"
     report = await sync.publish(VERSION, Source(log))
     assert report.failed == {"bad": f"engine bad: {phase} of version 0.1 {what}"}
@@ -98,7 +99,7 @@ async def test_an_engine_that_fails_a_phase_is_named_and_the_others_go_on(
 
 async def test_a_publish_that_reaches_no_engine_fails_with_the_first_cause(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync(lambda: [Receiver("bad", log, "receive")], tmp_path, 5)
+    sync = FileWeightSync(lambda: [Receiver("bad", log, "receive")], OwnedDirectory(tmp_path), 5)
     with pytest.raises(PublishFailed, match=r"^engine bad: receive of version 0\.1 failed: no luck"):
         await sync.publish(VERSION, Source(log))
     assert log[-1] == ("bad", "thaw")
@@ -108,7 +109,7 @@ async def test_a_publish_that_reaches_no_engine_fails_with_the_first_cause(tmp_p
 async def test_an_engine_that_comes_late_finds_the_newest_weights_only(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     late = Receiver("late", log)
-    sync = ShmWeightSync(lambda: [Receiver("early", log)], tmp_path, 5)
+    sync = FileWeightSync(lambda: [Receiver("early", log)], OwnedDirectory(tmp_path), 5)
     assert await sync.catch_up(late) is None
     for step in (1, 2, 3):
         await sync.publish(Version(0, step), Source(log))
@@ -124,7 +125,7 @@ async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
             raise OSError(28, "No space left on device")
 
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync(lambda: [Receiver("engine", log)], tmp_path, 5)
+    sync = FileWeightSync(lambda: [Receiver("engine", log)], OwnedDirectory(tmp_path), 5)
     with pytest.raises(PublishFailed, match=r"the learner: send of version 0\.1 failed: .*No space left"):
         await sync.publish(VERSION, Dead())
     assert log == []
@@ -134,7 +135,7 @@ async def test_a_sender_that_fails_pauses_nobody(tmp_path: Path) -> None:
 async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     receiver = Receiver("engine", log, "receive", hang=True)
-    sync = ShmWeightSync(lambda: [receiver], tmp_path, 60)
+    sync = FileWeightSync(lambda: [receiver], OwnedDirectory(tmp_path), 60)
     publishing = asyncio.create_task(sync.publish(VERSION, Source(log)))
     await receiver.faulty.wait()
     publishing.cancel()
@@ -146,7 +147,7 @@ async def test_a_cancelled_publish_thaws(tmp_path: Path) -> None:
 
 async def test_publishes_do_not_overlap(tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
-    sync = ShmWeightSync(lambda: [Receiver("slow", log)], tmp_path, 5)
+    sync = FileWeightSync(lambda: [Receiver("slow", log)], OwnedDirectory(tmp_path), 5)
     await asyncio.gather(*(sync.publish(Version(0, step), Source(log)) for step in (1, 2)))
     assert [phase for _, phase in log] == ["send", "prepare", "freeze", "receive", "commit", "thaw"] * 2
     sync.close()

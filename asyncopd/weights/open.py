@@ -1,0 +1,70 @@
+"""Choosing how weights travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from asyncopd.config.engine import EngineSection
+from asyncopd.config.weights import WeightsSection
+from asyncopd.seams import WeightReceiver, WeightSync
+from asyncopd.weights.remote import RemoteDirectory
+from asyncopd.weights.shm import OwnedDirectory, roomy_directory
+from asyncopd.weights.sync import Directory, FileWeightSync
+
+_LOOPBACK = "127.0.0.1"
+
+
+def open_sync(
+    weights: WeightsSection,
+    engine: EngineSection,
+    receivers: Callable[[], Sequence[WeightReceiver]],
+    *,
+    run_directory: Path,
+    weights_bytes: int,
+    learner_timeout_s: float,
+) -> WeightSync:
+    """Return what the configuration asks for; `receivers` gives those of the engines alive now.
+
+    `weights_bytes` are those of all tensors, at most. Raises `OSError` where the files' directory cannot be made.
+    """
+    use = choose(weights, engine)
+    if use in ("gloo", "nccl"):
+        from asyncopd.weights.collective import CollectiveWeightSync
+
+        return CollectiveWeightSync(
+            receivers,
+            transport=use,
+            host=_LOOPBACK,
+            workers=engine.options.get("tensor_parallel_size", 1) * engine.options.get("pipeline_parallel_size", 1),
+            timeout_s=engine.update_timeout_s,
+            learner_timeout_s=learner_timeout_s,
+        )
+    return FileWeightSync(
+        receivers,
+        _directory(weights, use, run_directory, weights_bytes),
+        engine.update_timeout_s,
+        dense="mapped" if use == "shm" else "safetensors",
+        deltas=weights.encoding == "delta",
+        keyframe_every=weights.keyframe_every,
+    )
+
+
+def choose(weights: WeightsSection, engine: EngineSection) -> Literal["shm", "disk", "gloo", "nccl"]:
+    """Say what `auto` is: files of this machine, or safetensors where engines may be on others."""
+    if weights.use != "auto":
+        return weights.use
+    return "disk" if engine.urls or weights.url else "shm"
+
+
+def _directory(weights: WeightsSection, use: str, run_directory: Path, weights_bytes: int) -> Directory:
+    if weights.url is not None:
+        return RemoteDirectory(weights.url, run_directory)
+    if weights.dir is not None:
+        return OwnedDirectory(Path(weights.dir))
+    if use == "disk":
+        return OwnedDirectory(run_directory)
+    # The newest chain and the next file of all tensors. A chain's deltas outgrow its keyframe by half of it at most.
+    copies = 3.5 if weights.encoding == "delta" else 2
+    return OwnedDirectory(roomy_directory(run_directory, int(copies * weights_bytes)))
