@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from asyncopd.cli.bench import bench
 from asyncopd.cli.bootstrap import bootstrap
 from asyncopd.cli.doctor import doctor
 from asyncopd.cli.eval import evaluate
@@ -43,4 +44,5 @@ app.command(name="eval")(evaluate)
 app.command()(sft)
 app.command()(bootstrap)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(serve)
+app.add_typer(bench, name="bench")
 app.command()(doctor)
