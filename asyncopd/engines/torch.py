@@ -33,9 +33,9 @@ from asyncopd.records import (
     Generation,
     Manifest,
     Version,
-    WeightFile,
 )
-from asyncopd.tensors.mapped import TornWeights, map_tensors
+from asyncopd.tensors.files import TornWeights
+from asyncopd.tensors.shadow import Shadow
 
 
 class TorchEngine:
@@ -196,6 +196,7 @@ class TorchReceiver:
         self._server = server
         self._gate = gate
         self._lifeline = lifeline
+        self._shadow = Shadow()
         self._received: Version | None = None
 
     async def freeze(self) -> None:
@@ -204,24 +205,27 @@ class TorchReceiver:
         await self._lifeline.hold(self._server.drained())
 
     async def prepare(self, manifest: Manifest) -> None:
-        """Nothing can be done ahead: the files are read by the thread that samples."""
+        """Nothing is done ahead: the files are read by the thread that samples."""
 
     async def receive(self, manifest: Manifest) -> None:
         """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
         self._received = None
-        await self._lifeline.hold(self._server.call(self._load, manifest.files[-1]))
+        await self._lifeline.hold(self._server.call(self._load, manifest))
         self._received = manifest.version
 
-    def _load(self, weights: WeightFile) -> None:
-        found = dict(map_tensors(weights))
+    def _load(self, manifest: Manifest) -> None:
+        self._shadow.follow(manifest)
+        found = self._shadow.tensors
         model = self._server.decoder.model
         expected = dict(model.named_parameters())
         for name in sorted(expected.keys() | found.keys() - model.all_tied_weights_keys.keys()):
             if name not in found or name not in expected or found[name].shape != expected[name].shape:
-                raise TornWeights(f"{weights.path}: {name} is not as in the checkpoint that is served")
+                raise TornWeights(f"{manifest.files[-1].path}: {name} is not as in the checkpoint that is served")
         self._gate.whole = False
         for name, parameter in expected.items():
             parameter.copy_(found[name])
+        if manifest.files[-1].base is None:
+            self._shadow = Shadow()  # a delta may never follow, and the mapping keeps a removed file's memory
 
     async def commit(self, version: Version) -> None:
         """Serve `version`, which must have been received."""
