@@ -48,19 +48,29 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     candidate_ids_RK: np.ndarray | None = None
     temperature: float = 1.0
 
+    @property
+    def asked_ids_RK(self) -> np.ndarray | None:
+        """The ids that an answer must be about, None where the teacher chooses them."""
+        return self.scored_ids_R[:, None] if self.support.kind is SupportKind.SAMPLED else self.candidate_ids_RK
+
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """A teacher's answer: natural log-probabilities, at most 0.
 
-    ids_RK int32, logp_RK float32; for `teacher_topk` each row falls. Mass outside the support is
-    `1 - Σ exp(logp)`; it is derived, never stored.
+    ids_RK int32, logp_RK float32; for `teacher_topk` each row falls. tail_R float32 is the log of the mass outside
+    the support, which a sum of rounded log-probs would not give back; None where nobody asked for it.
     """
 
     support: Support
     ids_RK: np.ndarray
     logp_RK: np.ndarray
+    tail_R: np.ndarray | None = None
 
     def narrowed(self, support: Support) -> Scores:
         """Return these scores at a contained support."""
         assert self.support.contains(support), f"{support} is not contained in {self.support}"
-        return Scores(support=support, ids_RK=self.ids_RK[:, : support.width], logp_RK=self.logp_RK[:, : support.width])
+        width = support.width
+        tail_R = self.tail_R
+        if tail_R is not None and width < self.support.width:
+            tail_R = np.logaddexp(tail_R, np.logaddexp.reduce(self.logp_RK[:, width:], axis=1))
+        return Scores(support=support, ids_RK=self.ids_RK[:, :width], logp_RK=self.logp_RK[:, :width], tail_R=tail_R)

@@ -136,7 +136,7 @@ class ScoringService:
         """Return the stored answer to `request`, `None` if it is damaged or narrower."""
         self._stats.bytes += len(value)
         try:
-            scores = decode_scores(value)
+            scores = decode_scores(value, request)
             if not scores.support.contains(request.support):
                 return None
             return validated(scores.narrowed(request.support), request)
@@ -155,11 +155,11 @@ class ScoringService:
         values: dict[bytes, bytes] = {}
         for flight, answer in zip(flights, answers, strict=True):
             try:
-                value = encode_scores(validated(answer, flight.request))
+                value = encode_scores(validated(answer, flight.request), self._section.cache_bits)
             except InvalidScores as error:
                 self._retry(flight, error)
             else:
-                self._settle(flight, decode_scores(value))
+                self._settle(flight, decode_scores(value, flight.request))
                 values[flight.key] = value
         self._spawn(self._keep(values), self._storing)
 

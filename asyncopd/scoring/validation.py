@@ -20,14 +20,14 @@ def validated(scores: Scores, request: ScoreRequest) -> Scores:
     """Return `scores` with log-probs capped at 0. Raises `InvalidScores`.
 
     Checked: the support, the shapes, ids that were asked for, finite log-probs at most 0 up to rounding,
-    and for `teacher_topk` rows that fall and sum to at most 1.
+    for `teacher_topk` rows that fall and sum to at most 1, and tails that are the log of a mass.
     """
     shape = (len(request.scored_ids_R), request.support.width)
     if scores.support != request.support:
         raise InvalidScores(f"the answer is for {scores.support}, asked was {request.support}")
     if scores.ids_RK.shape != shape or scores.logp_RK.shape != shape:
         raise InvalidScores(f"ids {scores.ids_RK.shape} and log-probs {scores.logp_RK.shape} are not {shape}")
-    asked_RK = _asked_ids(request)
+    asked_RK = request.asked_ids_RK
     if asked_RK is not None and not np.array_equal(scores.ids_RK, asked_RK):
         raise InvalidScores("the answer is about other ids than those asked for")
     if scores.ids_RK.min(initial=0) < 0:
@@ -36,16 +36,12 @@ def validated(scores: Scores, request: ScoreRequest) -> Scores:
         raise InvalidScores(f"{int((~np.isfinite(scores.logp_RK)).sum())} log-probs are not finite")
     if scores.logp_RK.max(initial=0) > _ROUNDING_NATS:
         raise InvalidScores(f"a log-prob is {scores.logp_RK.max()}, above 0")
+    if scores.tail_R is not None:
+        _check_tail(scores.tail_R, shape[0])
     if request.support.kind is SupportKind.TEACHER_TOPK:
         _check_topk(scores.logp_RK)
-    return msgspec.structs.replace(scores, logp_RK=np.minimum(scores.logp_RK, np.float32(0)))
-
-
-def _asked_ids(request: ScoreRequest) -> np.ndarray | None:
-    """Return the ids [R, K] an answer must be about, `None` where the teacher chooses them."""
-    if request.support.kind is SupportKind.SAMPLED:
-        return request.scored_ids_R[:, None]
-    return request.candidate_ids_RK
+    tail_R = None if scores.tail_R is None else np.minimum(scores.tail_R, np.float32(0))
+    return msgspec.structs.replace(scores, logp_RK=np.minimum(scores.logp_RK, np.float32(0)), tail_R=tail_R)
 
 
 def _check_topk(logp_RK: np.ndarray) -> None:
@@ -54,3 +50,10 @@ def _check_topk(logp_RK: np.ndarray) -> None:
     mass = np.exp(logp_RK, dtype=np.float64).sum(axis=1).max(initial=0)
     if mass > 1 + _ROUNDING_MASS:
         raise InvalidScores(f"the probabilities of a row sum to {mass}")
+
+
+def _check_tail(tail_R: np.ndarray, rows: int) -> None:
+    if tail_R.shape != (rows,):
+        raise InvalidScores(f"tails {tail_R.shape} are not {(rows,)}")
+    if np.isnan(tail_R).any() or tail_R.max(initial=0) > _ROUNDING_NATS:
+        raise InvalidScores("the log of a tail's mass is no number or above 0")

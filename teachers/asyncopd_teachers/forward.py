@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from asyncopd.models.attention import use_packed_attention
 from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.packing import balanced_groups, pack
-from asyncopd.records import ScoreRequest, Scores, Support, SupportKind
+from asyncopd.records import ScoreRequest, Scores, Support
 
 # Logits that exist at once.
 _CHUNK_ENTRIES = 1 << 24
@@ -60,7 +60,7 @@ def _score_pack(model: PreTrainedModel, requests: list[ScoreRequest], lengths: l
     rows_R = torch.cat(
         [start + _tensor(r.row_map_R, device) - 1 for start, r in zip(packed.boundaries, requests, strict=False)]
     )
-    asked = [ids for request in requests if (ids := _asked_ids(request)) is not None]
+    asked = [ids for request in requests if (ids := request.asked_ids_RK) is not None]
     asked_RK = _tensor(np.concatenate(asked), device) if asked else None
     ids_RK, logp_RK = _head(model, hidden_TD[rows_R], asked_RK, requests[0].support.width, requests[0].temperature)
     return _split(requests, ids_RK.cpu().numpy(), logp_RK.cpu().numpy())
@@ -88,12 +88,6 @@ def _head(
     if not ids:
         return torch.zeros((0, width), dtype=torch.int64), torch.zeros((0, width))
     return torch.cat(ids), torch.cat(logps)
-
-
-def _asked_ids(request: ScoreRequest) -> np.ndarray | None:
-    if request.support.kind is SupportKind.SAMPLED:
-        return request.scored_ids_R[:, None]
-    return request.candidate_ids_RK
 
 
 def _split(requests: list[ScoreRequest], ids_RK: np.ndarray, logp_RK: np.ndarray) -> list[Scores]:

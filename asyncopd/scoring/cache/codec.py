@@ -1,80 +1,133 @@
-"""The bytes of a stored answer: a versioned, checksummed header, then plain little-endian arrays.
+"""The bytes of a stored answer: a versioned, checksummed header, then its packed arrays.
 
-Header (24 bytes): magic, version, kind, bytes of an id, padding, rows R, entries a row K, checksum.
-Version 1: ids as uint16 where all fit, else uint32, then log-probs as float32, both row by row.
+Ids are stored where the teacher chose them; those it was asked about are in the request. Log-probs are rounded to
+16 bits, or falling rows to 8 (`packing`), so whoever wants a hit and a miss to agree decodes both.
 Every version ever written stays readable.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any
+from itertools import accumulate, pairwise
+from typing import Literal
 
 import numpy as np
 import xxhash
 
-from asyncopd.records import Scores, Support, SupportKind
+from asyncopd.records import ScoreRequest, Scores, Support, SupportKind
+from asyncopd.scoring.cache import codec_v1
 from asyncopd.scoring.cache.errors import CorruptScores
+from asyncopd.scoring.cache.packing import (
+    STEP_16,
+    pack_falling,
+    pack_ids,
+    pack_steps,
+    packed_id_bytes,
+    unpack_falling,
+    unpack_ids,
+    unpack_steps,
+)
 
-_MAGIC = b"AOSC"
-_VERSION = 1
-_HEAD = struct.Struct("<4sBBBxII")
+MAGIC = b"AOSC"
+VERSION = 2
+_PREFIX = struct.Struct("<4sB")
+# After magic and version: kind, flags, bits of an id (0: not stored), rows R, entries a row K, differences too
+# great for 8 bits, log-probs beside, tails beside.
+_HEAD = struct.Struct("<4sBBBBIIIII")
 _CHECKSUM = struct.Struct("<Q")
 _BODY = _HEAD.size + _CHECKSUM.size
+_EIGHT_BITS, _TAIL = 1, 2
 # Positions are part of the format: append only.
-_KINDS = (
+KINDS = (
     SupportKind.TEACHER_TOPK,
     SupportKind.STUDENT_TOPK,
     SupportKind.DRAWS,
     SupportKind.SAMPLED,
 )
-_ID_DTYPES: dict[int, np.dtype[Any]] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
-_LOGP_DTYPE: np.dtype[Any] = np.dtype("<f4")
 
 
-def encode_scores(scores: Scores) -> bytes:
-    """Return the stored form; `decode_scores` gives back the same ids and the same log-prob bits.
+def encode_scores(scores: Scores, bits: Literal[8, 16] = 16) -> bytes:
+    """Return the stored form of an answer; log-probs are at most 0, ids not negative.
 
-    Ids must not be negative; `ids_RK` and `logp_RK` have the support's width.
+    8 bits are for `teacher_topk`, whose rows fall; other kinds take 16 whatever `bits` says.
     """
-    rows, width = scores.ids_RK.shape
-    id_bytes = 2 if scores.ids_RK.max(initial=0) < 2**16 else 4
-    head = _HEAD.pack(_MAGIC, _VERSION, _KINDS.index(scores.support.kind), id_bytes, rows, width)
-    body = scores.ids_RK.astype(_ID_DTYPES[id_bytes]).tobytes() + scores.logp_RK.astype(_LOGP_DTYPE).tobytes()
+    chosen = scores.support.kind is SupportKind.TEACHER_TOPK
+    id_bits = max(1, int(scores.ids_RK.max(initial=0)).bit_length()) if chosen else 0
+    ids = pack_ids(scores.ids_RK, id_bits) if chosen else b""
+    flags, jumps = 0, b""
+    if chosen and bits == 8:
+        flags |= _EIGHT_BITS
+        logp, jumps, beside = pack_falling(scores.logp_RK)
+    else:
+        logp, beside = pack_steps(scores.logp_RK.ravel(), STEP_16)
+    tail, tail_beside = b"", b""
+    if scores.tail_R is not None:
+        flags |= _TAIL
+        tail, tail_beside = pack_steps(scores.tail_R, STEP_16)
+    counts = (len(jumps) // 2, len(beside) // 4, len(tail_beside) // 4)
+    head = _HEAD.pack(MAGIC, VERSION, KINDS.index(scores.support.kind), flags, id_bits, *scores.ids_RK.shape, *counts)
+    body = b"".join((ids, logp, jumps, beside, tail, tail_beside))
     return head + _CHECKSUM.pack(_checksum(head, body)) + body
 
 
-def decode_scores(data: bytes) -> Scores:
-    """Return the scores held in `data`. Raises `CorruptScores` for anything `encode_scores` did not write."""
+def decode_scores(data: bytes, request: ScoreRequest) -> Scores:
+    """Return the scores held in `data`, as an answer to `request`.
+
+    The width is the stored one, which may be another. Raises `CorruptScores` for anything `encode_scores` did not
+    write, and for an answer to other ids than the request's.
+    """
+    if len(data) < _PREFIX.size:
+        raise CorruptScores(f"a stored value of {len(data)} bytes is shorter than any header")
+    magic, version = _PREFIX.unpack_from(data)
+    if magic != MAGIC:
+        raise CorruptScores(f"a stored value begins with {magic!r}, not {MAGIC!r}")
+    if version == codec_v1.VERSION:
+        return codec_v1.decode_scores(data, KINDS)
+    if version != VERSION:
+        raise CorruptScores(f"a stored value has format version {version}; this build reads 1 to {VERSION}")
     if len(data) < _BODY:
         raise CorruptScores(f"a stored value of {len(data)} bytes is shorter than its header of {_BODY}")
-    head, body = data[: _HEAD.size], data[_BODY:]
-    magic, version, kind, id_bytes, rows, width = _HEAD.unpack(head)
-    if magic != _MAGIC:
-        raise CorruptScores(f"a stored value begins with {magic!r}, not {_MAGIC!r}")
-    if version != _VERSION:
-        raise CorruptScores(f"a stored value has format version {version}; this build reads {_VERSION}")
+    head, body = data[: _HEAD.size], memoryview(data)[_BODY:]
     if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != _checksum(head, body):
         raise CorruptScores("a stored value does not match its checksum")
-    return _decode_v1(kind, id_bytes, rows, width, body)
+    return _decode(head, body, request)
 
 
-def _decode_v1(kind: int, id_bytes: int, rows: int, width: int, body: bytes) -> Scores:
-    if kind >= len(_KINDS) or id_bytes not in _ID_DTYPES or width == 0:
-        raise CorruptScores(f"a stored value has kind {kind}, {id_bytes}-byte ids and width {width}")
-    cells = rows * width
-    if len(body) != cells * (id_bytes + _LOGP_DTYPE.itemsize):
+def _decode(head: bytes, body: memoryview, request: ScoreRequest) -> Scores:
+    _, _, kind, flags, id_bits, rows, width, jump_count, beside_count, tail_beside_count = _HEAD.unpack(head)
+    if kind >= len(KINDS) or width == 0 or id_bits > 32:
+        raise CorruptScores(f"a stored value has kind {kind}, ids of {id_bits} bits and width {width}")
+    cells, eight, has_tail = rows * width, bool(flags & _EIGHT_BITS), bool(flags & _TAIL)
+    sizes = (
+        packed_id_bytes(cells, id_bits),
+        cells * (1 if eight else 2),
+        2 * jump_count,
+        4 * beside_count,
+        2 * rows * has_tail,
+        4 * tail_beside_count,
+    )
+    ends = list(accumulate(sizes, initial=0))
+    if len(body) != ends[-1]:
         raise CorruptScores(f"a stored value of {rows} rows of {width} entries has a body of {len(body)} bytes")
-    ids = np.frombuffer(body, _ID_DTYPES[id_bytes], cells)
-    logp = np.frombuffer(body, _LOGP_DTYPE, cells, offset=cells * id_bytes)
+    ids, logp, jumps, beside, tail, tail_beside = (body[start:end] for start, end in pairwise(ends))
+    logp_N = unpack_falling(logp, jumps, beside) if eight else unpack_steps(logp, beside, STEP_16)
     return Scores(
-        support=Support(kind=_KINDS[kind], width=width),
-        ids_RK=ids.astype(np.int32).reshape(rows, width),
-        logp_RK=logp.astype(np.float32).reshape(rows, width),
+        support=Support(kind=KINDS[kind], width=width),
+        ids_RK=unpack_ids(ids, cells, id_bits).reshape(rows, width) if id_bits else _asked(request, rows, width),
+        logp_RK=logp_N.reshape(rows, width),
+        tail_R=unpack_steps(tail, tail_beside, STEP_16) if has_tail else None,
     )
 
 
-def _checksum(head: bytes, body: bytes) -> int:
+def _asked(request: ScoreRequest, rows: int, width: int) -> np.ndarray:
+    ids_RK = request.asked_ids_RK
+    if ids_RK is None or ids_RK.shape != (rows, width):
+        asked = "none" if ids_RK is None else ids_RK.shape
+        raise CorruptScores(f"a stored value answers for {rows} rows of {width} ids; the ids asked about are {asked}")
+    return ids_RK.astype(np.int32)
+
+
+def _checksum(head: bytes, body: bytes | memoryview) -> int:
     digest = xxhash.xxh3_64(head)
     digest.update(body)
     return digest.intdigest()

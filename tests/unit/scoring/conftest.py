@@ -21,6 +21,7 @@ from asyncopd.records import (
     Task,
     Trajectory,
 )
+from asyncopd.scoring.cache.packing import STEP_16
 
 TOPK = Support(kind=SupportKind.TEACHER_TOPK, width=4)
 
@@ -60,13 +61,14 @@ def make_request(ids: Sequence[int], support: Support = TOPK) -> ScoreRequest:
 
 
 def answer(request: ScoreRequest) -> Scores:
-    """Return scores that depend on every context id, and differ between any two requests."""
+    """Return scores that depend on every context id and differ between any two requests; none needs rounding."""
     rows, width = len(request.scored_ids_R), request.support.width
     seed = xxhash.xxh32(request.context_ids_C.tobytes()).intdigest()
     random = np.random.default_rng(seed)
     ids_RK = np.argsort(random.random((rows, 50)), axis=1)[:, :width].astype(np.int32)
     mass_RK = -np.sort(-random.dirichlet(np.ones(width + 1), rows)[:, :width], axis=1)
-    return Scores(support=request.support, ids_RK=ids_RK, logp_RK=np.log(mass_RK).astype(np.float32))
+    logp_RK = np.rint(np.log(mass_RK) / STEP_16) * STEP_16
+    return Scores(support=request.support, ids_RK=ids_RK, logp_RK=logp_RK.astype(np.float32))
 
 
 class ScriptedTeacher:

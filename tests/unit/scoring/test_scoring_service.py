@@ -17,6 +17,7 @@ from asyncopd.scoring.cache.codec import decode_scores, encode_scores
 from asyncopd.scoring.cache.errors import StoreUnavailable
 from asyncopd.scoring.cache.keys import score_key
 from asyncopd.scoring.cache.memory import MemoryStore
+from asyncopd.scoring.cache.packing import STEP_8
 from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import ScoreStore
 
@@ -63,6 +64,19 @@ async def test_a_hit_gives_the_bits_of_the_miss(scripted_teacher, trajectory, an
     assert (service.stats.hits, service.stats.misses) == (2, 2)
     assert service.stats.bytes == 2 * sum(len(encode_scores(scores)) for scores in missed)
     assert service.stats.teacher_tokens == len(A) + len(B)
+
+
+async def test_eight_bits_give_hit_and_miss_the_same_bits_within_their_error(
+    scripted_teacher, trajectory, answer_of, request_of
+) -> None:
+    teacher, store = scripted_teacher(), MemoryStore(10**6)
+    async with serving(teacher, store, cache_bits=8) as service:
+        missed = await service.score(trajectory(A), 0)
+        await settled()
+        hit = await service.score(trajectory(A), 0)
+    assert len(teacher.calls) == 1 and same(missed[0], hit[0])
+    exact = answer_of(request_of(A)).logp_RK
+    assert 0 < np.abs(hit[0].logp_RK - exact).max() <= STEP_8 / 2
 
 
 async def test_a_segment_in_flight_is_asked_for_once(scripted_teacher, trajectory) -> None:
@@ -122,7 +136,7 @@ async def test_a_poisoned_value_is_scored_again(poison, scripted_teacher, trajec
         (scores,) = await service.score(trajectory(A), 0)
         await settled()
         (healed,) = await store.get([key_of(teacher, request_of(A))])
-    assert same(scores, answer_of(request_of(A))) and same(scores, decode_scores(healed))
+    assert same(scores, answer_of(request_of(A))) and same(scores, decode_scores(healed, request_of(A)))
     assert service.stats.corrupt == 1
 
 
@@ -180,7 +194,7 @@ async def test_wrong_answers_end_as_unscored_and_never_reach_the_store(
         await settled()
         stored = await store.get([key_of(teacher, request_of(ids)) for ids in (A, B)])
     assert scores[0] is None and same(scores[1], answer_of(request_of(B)))
-    assert stored[0] is None and same(decode_scores(stored[1]), scores[1])
+    assert stored[0] is None and same(decode_scores(stored[1], request_of(B)), scores[1])
     assert service.stats.unscored == 1
 
 
