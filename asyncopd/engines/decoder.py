@@ -4,7 +4,7 @@ A row's token at a position is the inverse of its distribution's cumulative sum 
 the row's seed and that position only. So what a row samples does not depend on its neighbours, beyond the
 rounding of a batched matrix product; alone in the batch, it is bitwise reproducible.
 
-Shapes: B rows, N joining rows, L cached positions (padded on the left), V vocabulary, K head entries.
+Shapes: B rows, N joining rows, L cached positions (padded on the left), V vocabulary, R sampled tokens, W draws.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
+from asyncopd.engines.drawing import draw, uniforms
 from asyncopd.engines.turn import token_seed
-from asyncopd.records import Sampling
+from asyncopd.records import Draws, DrawSpec, Sampling
 
 
 @dataclass(eq=False)
@@ -27,22 +28,36 @@ class Row:
     context_ids: list[int]
     resumed: int
     count: int
-    head: int
+    draws: DrawSpec
     sampling: Sampling
     ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
-    head_ids: list[list[int]] = field(default_factory=list)
-    head_logp: list[list[float]] = field(default_factory=list)
+    drawn_ids: list[torch.Tensor] = field(default_factory=list)
+    drawn_logp: list[torch.Tensor] = field(default_factory=list)
     stop_reason: str | None = None
 
+    @property
+    def seed(self) -> int:
+        """The seed of the next token."""
+        return token_seed(self.sampling.seed, self.resumed + len(self.ids))
+
+    @property
+    def drawn(self) -> Draws | None:
+        """The draws of the tokens so far, `None` where none were asked for."""
+        if not self.draws.width:
+            return None
+        ids_RW, logp_RW = torch.cat(self.drawn_ids).int(), torch.cat(self.drawn_logp).float()
+        return Draws.split(self.draws, ids_RW.numpy(), logp_RW.numpy())
+
     def append(self, token: int, logp_V: torch.Tensor) -> None:
-        """Add a sampled token; `logp_V` is log μ of its position."""
+        """Add a sampled token, and the draws of its position; `logp_V` is log μ there."""
+        if self.draws.width:
+            uniform_1M = torch.from_numpy(uniforms([self.seed], self.draws.tail + self.draws.iid))
+            ids_1W, logp_1W = draw(logp_V[None], self.draws, uniform_1M)
+            self.drawn_ids.append(ids_1W)
+            self.drawn_logp.append(logp_1W)
         self.ids.append(token)
         self.logp.append(logp_V[token].item())
-        if self.head:
-            top = logp_V.topk(self.head)
-            self.head_ids.append(top.indices.tolist())
-            self.head_logp.append(top.values.tolist())
         if token in self.sampling.stop_ids:
             self.stop_reason = "stop"
         elif len(self.ids) == self.count:
@@ -130,12 +145,24 @@ def _stack(above: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
 def _sample(rows: list[Row], logits_BV: torch.Tensor) -> None:
     """Append a token to each row; temperature 0 takes the likeliest, with log-probs of temperature 1."""
     for row, logits_V in zip(rows, logits_BV, strict=True):
-        temperature = row.sampling.temperature
-        logp_V = torch.log_softmax(logits_V / (temperature or 1.0), dim=-1)
-        if temperature == 0:
+        logp_V = _distribution(logits_V, row.sampling)
+        if row.sampling.temperature == 0:
             token = int(logp_V.argmax())
         else:
             cdf_V = logp_V.exp().cumsum(dim=-1)
-            uniform = token_seed(row.sampling.seed, row.resumed + len(row.ids)) / 2**63
+            uniform = row.seed / 2**63
             token = int(torch.searchsorted(cdf_V, cdf_V[-1:] * uniform, right=True).clamp(max=len(cdf_V) - 1))
         row.append(token, logp_V)
+
+
+def _distribution(logits_V: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Return log μ: after the temperature `top_k` cuts, then `top_p`, as vLLM does."""
+    logits_V = logits_V / (sampling.temperature or 1.0)
+    if 0 < sampling.top_k < len(logits_V):
+        least = logits_V.topk(sampling.top_k).values[-1]
+        logits_V = logits_V.masked_fill(logits_V < least, -torch.inf)
+    if sampling.top_p < 1:
+        falling = logits_V.softmax(dim=-1).sort(descending=True, stable=True)
+        above_V = falling.values.cumsum(dim=-1) - falling.values
+        logits_V = logits_V.index_fill(0, falling.indices[above_V >= sampling.top_p], -torch.inf)
+    return torch.log_softmax(logits_V, dim=-1)

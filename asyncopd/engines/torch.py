@@ -26,7 +26,6 @@ from asyncopd.engines.turn import ended_turn, tokens_left
 from asyncopd.models.loading import load_causal_lm
 from asyncopd.records import (
     NO_DRAWS,
-    Draws,
     DrawSpec,
     EngineCapabilities,
     GenerateRequest,
@@ -112,7 +111,7 @@ class TorchEngine:
             context_ids=request.prompt_ids + request.resume_ids,
             resumed=len(request.resume_ids),
             count=count,
-            head=request.draws.head,
+            draws=request.draws,
             sampling=request.sampling,
         )
         async with self._gate.enter(request.min_version) as version:
@@ -239,9 +238,6 @@ class TorchReceiver:
 
 def _generation(row: Row, version: Version) -> Generation:
     count = len(row.ids)
-    draws = None
-    if row.head:
-        draws = Draws(head_ids_RK=np.array(row.head_ids, np.int32), head_logp_RK=np.array(row.head_logp, np.float32))
     assert row.stop_reason is not None
     return Generation(
         ids_R=np.array(row.ids, np.int32),
@@ -249,5 +245,5 @@ def _generation(row: Row, version: Version) -> Generation:
         version_R=np.full(count, version.pack(), np.int64),
         mixed_kv_R=np.zeros(count, np.uint8),
         stop_reason=row.stop_reason,
-        draws=draws,
+        draws=row.drawn,
     )

@@ -7,7 +7,7 @@ import struct
 import numpy as np
 import xxhash
 
-from asyncopd.records import EngineCapabilities, GenerateRequest, Generation
+from asyncopd.records import DrawSpec, EngineCapabilities, GenerateRequest, Generation
 
 _PAIR = struct.Struct("<QQ")
 
@@ -17,9 +17,7 @@ def tokens_left(request: GenerateRequest, capabilities: EngineCapabilities) -> i
 
     Raises `ValueError` for a prompt that fills the context, and for draws that the engine cannot give.
     """
-    offered, wanted = capabilities.draws, request.draws
-    if wanted.head > offered.head or wanted.tail > offered.tail or wanted.iid > offered.iid:
-        raise ValueError(f"request {request.request_id} wants {wanted}; the engine was started for {offered}")
+    _require_draws(request, capabilities.draws)
     room = capabilities.max_context - len(request.prompt_ids)
     if room <= 0:
         raise ValueError(
@@ -30,6 +28,17 @@ def tokens_left(request: GenerateRequest, capabilities: EngineCapabilities) -> i
     if resumed and resumed[-1] in request.sampling.stop_ids:
         return 0
     return max(0, min(request.sampling.max_tokens, room) - len(resumed))
+
+
+def _require_draws(request: GenerateRequest, offered: DrawSpec) -> None:
+    wanted, sampling = request.draws, request.sampling
+    if not offered.covers(wanted):
+        raise ValueError(f"request {request.request_id} wants {wanted}; the engine was started for {offered}")
+    if wanted.tail + wanted.iid and (sampling.temperature == 0 or sampling.top_p < 1 or sampling.top_k):
+        raise ValueError(
+            f"request {request.request_id} wants {wanted} of {sampling}: draws are of a whole distribution, so "
+            "sampling has a temperature above 0, and neither top_p nor top_k"
+        )
 
 
 def token_seed(seed: int, position: int) -> int:

@@ -74,6 +74,11 @@ class Draws(msgspec.Struct, frozen=True, kw_only=True):
             columns[field] = None if arrays[0] is None else np.concatenate(arrays)
         return cls(**columns)
 
+    @property
+    def count(self) -> int:
+        """R."""
+        return next(len(array) for field in self.__struct_fields__ if (array := getattr(self, field)) is not None)
+
     def rows(self, start: int, end: int) -> Draws:
         """Return the draws of tokens `start` to `end`, without the last."""
         arrays = {field: getattr(self, field) for field in self.__struct_fields__}

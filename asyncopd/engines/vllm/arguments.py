@@ -11,8 +11,11 @@ from typing import Any
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
-from asyncopd.records import DrawSpec
+from asyncopd.engines.draws import worker_spec
+from asyncopd.records import NO_DRAWS, DrawSpec
 
+DRAWS_PROCESSOR = "asyncopd.engines.vllm.draws:DrawsProcessor"
+EXTENSION = "asyncopd.engines.vllm.extension.Extension"
 BACKEND = "asyncopd_mapped"  # of the weight transfer, see `transfer.py`
 
 _MIB = 2**20
@@ -40,6 +43,8 @@ def engine_arguments(
         "max_model_len": section.max_context,
         "max_num_seqs": section.max_concurrent,
         "max_logprobs": draws.head,
+        **({"logits_processors": [DRAWS_PROCESSOR]} if worker_spec(draws) != NO_DRAWS else {}),
+        "worker_extension_cls": EXTENSION,
         "logprobs_mode": "processed_logprobs",  # log μ of the distribution sampled, after temperature
         "distributed_executor_backend": "uni",
         "enforce_eager": on_cpu,  # compiling takes minutes there and gains little

@@ -11,9 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from vllm.inputs import tokens_input
 from vllm.logprobs import FlatLogprobs
@@ -24,6 +27,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import Dtype
+from asyncopd.engines.draws import Collector, completed, extra_args, worker_spec
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, token_seed, tokens_left
@@ -55,6 +59,8 @@ class VllmEngine:
         self._llm = llm
         self._gate = Gate(version)
         self._lifeline = Lifeline(name)
+        self._numbers = itertools.count()
+        self._collector = Collector(self._fetch_draws)
         self.receiver = VllmReceiver(name, llm, self._gate, self._lifeline)
 
     @classmethod
@@ -119,20 +125,36 @@ class VllmEngine:
         )
 
     async def _serve(self, request: GenerateRequest, count: int) -> Generation:
-        finished = False
+        key = f"{request.request_id}#{next(self._numbers)}"
+        drawing = worker_spec(request.draws) != NO_DRAWS
+        kept, finished = None, False
         try:
             async with self._gate.enter(request.min_version) as version:
                 prompt = tokens_input(request.prompt_ids + request.resume_ids, cache_salt=str(version))
-                outputs = await self._llm.add_request(request.request_id, prompt, _parameters(request, count))
+                outputs = await self._llm.add_request(request.request_id, prompt, _parameters(request, count, key))
             output = await outputs.get()
             finished = True
+            if drawing:
+                kept = await self._collector.take(key)
         except EngineDeadError as error:
             raise EngineDied(f"engine {self.name} {_DEATH}") from error
         finally:
             if not finished:
                 await self._llm.abort(request.request_id)
+                if drawing:
+                    self._collector.discard(key)
         assert isinstance(output, RequestOutput)
-        return _generation(output.outputs[0], version, request.draws.head)
+        # Keys and values that are kept may be of the version at the start; recomputed ones are of the token's own.
+        oldest_kv = version if self._kv_policy == "keep" else None
+        generation = _generation(output.outputs[0], oldest_kv, _heads(request.draws))
+        if not drawing:
+            return generation
+        draws, undrawn_R = completed(kept, request.draws, len(generation.ids_R), generation.draws)
+        return msgspec.structs.replace(generation, draws=draws, undrawn_R=undrawn_R)
+
+    async def _fetch_draws(self, keys: Sequence[str]) -> bytes:
+        answers: list[bytes] = await self._llm.collective_rpc("take_draws", args=(keys,))
+        return answers[0]  # all ranks sample alike
 
     async def probe(self) -> None:
         """Ask the core, which answers between two steps. Raises `EngineDied`."""
@@ -144,30 +166,42 @@ class VllmEngine:
     async def close(self) -> None:
         """End the engine's process; requests under way raise `EngineDied`."""
         self._lifeline.sever("was closed")
+        self._collector.close()
         if self._llm.output_handler is not None:
             self._llm.output_handler.cancel()  # or it reports the core's orderly end as a failure
             await asyncio.wait({self._llm.output_handler})
         await asyncio.to_thread(self._llm.shutdown, _SHUTDOWN_S)
 
 
-def _parameters(request: GenerateRequest, count: int) -> SamplingParams:
+def _heads(wanted: DrawSpec) -> int:
+    """Return how many of the likeliest tokens vLLM itself is asked for."""
+    return wanted.head - worker_spec(wanted).head
+
+
+def _parameters(request: GenerateRequest, count: int, key: str) -> SamplingParams:
     sampling = request.sampling
     return SamplingParams(
         temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
         seed=token_seed(sampling.seed, len(request.resume_ids)),
         max_tokens=count,
         stop_token_ids=list(sampling.stop_ids),
         ignore_eos=True,
-        logprobs=request.draws.head,
+        logprobs=_heads(request.draws),
         flat_logprobs=True,
         detokenize=False,
+        extra_args=extra_args(request, key),
         skip_clone=True,  # made for this request alone; a deep copy costs more than all else of submitting it
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def _generation(output: CompletionOutput, first: Version, head: int) -> Generation:
-    """Unpack vLLM's rows of log-probs: the sampled token, then TopK(μ) in falling order."""
+def _generation(output: CompletionOutput, oldest_kv: Version | None, head: int) -> Generation:
+    """Unpack vLLM's rows of log-probs: the sampled token, then TopK(μ) in falling order.
+
+    Tokens of another version than `oldest_kv` follow keys and values that are partly of that one.
+    """
     assert isinstance(output.logprobs, FlatLogprobs)
     assert output.weight_versions is not None
     assert output.finish_reason is not None
@@ -184,7 +218,7 @@ def _generation(output: CompletionOutput, first: Version, head: int) -> Generati
         ids_R=np.array(output.token_ids, np.int32),
         logp_R=logp_RK[:, 0].copy(),
         version_R=version_R,
-        mixed_kv_R=(version_R != first.pack()).astype(np.uint8),
+        mixed_kv_R=(version_R != (version_R if oldest_kv is None else oldest_kv.pack())).astype(np.uint8),
         stop_reason=_STOP_REASONS[output.finish_reason],
         draws=draws,
     )

@@ -37,6 +37,7 @@ def vllm_variables(threads: int) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # `auto` puts every engine on the first core
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the worker inside the core's process, not in a third one
+        "VLLM_USE_V2_MODEL_RUNNER": "0",  # the worker's extension and the draws read the batch of the first one
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",  # the core shares this terminal; its errors are still seen
