@@ -92,7 +92,7 @@ class Collector:
         self._call: asyncio.Task[dict[str, Draws]] | None = None  # the next, or with no keys the last
 
     async def take(self, key: str) -> Draws | None:
-        """Return the draws of a request that has finished, `None` if the worker knows none. Raises what `fetch` does."""
+        """Return the draws of a finished request, `None` if the worker knows none. Raises what `fetch` raises."""
         return (await asyncio.shield(self._ask(key))).get(key)
 
     def discard(self, key: str) -> None:
