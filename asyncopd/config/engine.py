@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -18,7 +18,7 @@ class EngineSection(Section):
     replicas: int = Field(1, ge=1)
     """Engines to start; each gets `runtime.threads.engine` threads."""
 
-    urls: list[str] = []
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = []
     """Servers that run already, for `vllm_server`: none is started then. Each needs vLLM's development mode."""
 
     api_key_env: str | None = None

@@ -24,6 +24,10 @@ class Lifeline:
         self._name = name
         self._severed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
+    @property
+    def severed(self) -> bool:
+        return self._severed.done()
+
     def sever(self, reason: str) -> None:
         """End all waits; the first reason stands."""
         if not self._severed.done():
