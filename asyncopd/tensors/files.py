@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -37,7 +38,10 @@ def whole_file(path: str) -> Iterator[IO[bytes]]:
                 filesystem.rm_file(partial)
     except OSError as error:
         # A full disk is met in a write, whose error does not say of what file.
-        raise OSError(error.errno, error.strerror or str(error), path) from error
+        problem = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem += "; weights.dir can name a roomier place"
+        raise OSError(error.errno, problem, path) from error
 
 
 def read_file(weights: WeightFile, header_size: int) -> mmap.mmap | bytearray:
