@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -88,10 +89,18 @@ async def run_all(
             tokens += await serve(request)
 
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrent):
-            group.create_task(work())
+    await many(work, concurrent)
     return tokens / (time.perf_counter() - began)
+
+
+async def many(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> None:
+    """Do `work` `count` times at once. Raises the first error, when all are done or given up."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(count):
+                group.create_task(work())
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from errors
 
 
 def trajectory_of(number: int, request: GenerateRequest, generation: Generation) -> Trajectory:

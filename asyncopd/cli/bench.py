@@ -40,6 +40,32 @@ def engine(
     _print(figures, repeats, json)
 
 
+@bench.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run directory.")],
+    set_: Set = [],  # noqa: B006
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps to take, by default all that are recorded.")] = None,
+    json: Json = False,
+) -> None:
+    """Take the steps of a recorded run again, with the learner alone."""
+    from asyncopd.bench.replay import bench_replay
+
+    _print(asyncio.run(bench_replay(run, set_, steps, output().print)), 1, json)
+
+
+@bench.command()
+def rollout(
+    config: Config,
+    set_: Set = [],  # noqa: B006
+    episodes: Annotated[int, typer.Option(min=1, help="Episodes to live.")] = 256,
+    json: Json = False,
+) -> None:
+    """Live episodes with engine and environments alone."""
+    from asyncopd.bench.rollout import bench_rollout
+
+    _print(asyncio.run(bench_rollout(load(config, set_, TrainConfig), episodes, output().print)), 1, json)
+
+
 def _print(figures: dict[str, Any], repeats: int, json: bool) -> None:
     for line in lines(figures):
         typer.echo(line)

@@ -28,15 +28,8 @@ class Journal:
 
         Raises `UserError` if a line other than the last is not an event.
         """
-        data = path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        events = []
-        for number, line in enumerate(whole.splitlines(), 1):
-            try:
-                events.append(_decoder.decode(line))
-            except msgspec.MsgspecError as error:
-                raise UserError(f"{path}:{number}", f"is not an event ({error})", "start a new run") from None
-        return cls(path, len(whole)), events
+        whole = _whole_lines(path)
+        return cls(path, len(whole)), _events(path, whole)
 
     async def append(self, events: Sequence[AnyEvent]) -> None:
         """Return once all `events` are on disk, in order."""
@@ -44,3 +37,23 @@ class Journal:
 
     async def close(self) -> None:
         await self._file.close()
+
+
+def read_journal(path: Path) -> list[AnyEvent]:
+    """Return the events of the journal at `path`, which is left as it is. Raises `UserError` as `reopen` does."""
+    return _events(path, _whole_lines(path))
+
+
+def _whole_lines(path: Path) -> bytes:
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1]
+
+
+def _events(path: Path, lines: bytes) -> list[AnyEvent]:
+    events = []
+    for number, line in enumerate(lines.splitlines(), 1):
+        try:
+            events.append(_decoder.decode(line))
+        except msgspec.MsgspecError as error:
+            raise UserError(f"{path}:{number}", f"is not an event ({error})", "start a new run") from None
+    return events

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from pathlib import Path
 
 import msgspec
+import torch
 
 from asyncopd.config.root import TrainConfig
 from asyncopd.learner.learner import Learner
@@ -23,6 +26,13 @@ class MemberRef(msgspec.Struct, frozen=True, kw_only=True):
     reward: float
     trajectory: PayloadRef
     scores: PayloadRef | None
+
+
+class Memory(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes resident in memory, and allocated by torch on its GPU."""
+
+    resident: int
+    gpu: int
 
 
 class LearnerProcess:
@@ -60,6 +70,10 @@ class LearnerProcess:
     async def export(self, directory: Path) -> None:
         """Write an ordinary Hugging Face checkpoint."""
         await self._process.call(_export, directory, timeout_s=self._timeout_s)
+
+    async def peak_memory(self) -> Memory:
+        """Return the most memory the process ever had."""
+        return await self._process.call(_peak_memory, timeout_s=self._timeout_s)
 
     def kill(self) -> None:
         self._process.kill()
@@ -132,3 +146,9 @@ def _save(directory: Path) -> None:
 
 def _export(directory: Path) -> None:
     _built().export(directory)
+
+
+def _peak_memory() -> Memory:
+    unit = 1 if sys.platform == "darwin" else 1024
+    gpu = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    return Memory(resident=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit, gpu=gpu)

@@ -89,6 +89,11 @@ class FilePayloadStore:
         await self._file.close()
 
 
+def recorded_payloads(path: Path) -> dict[str, PayloadRef]:
+    """Return where every payload in the file at `path` lies, released ones too; the file is left as it is."""
+    return _scan(path)[0]
+
+
 def _readable(ref: PayloadRef | None) -> bool:
     if ref is None:
         return False
