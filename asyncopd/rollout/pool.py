@@ -65,16 +65,22 @@ class RolloutPool:
         self._slots = asyncio.Semaphore(section.max_concurrent)
 
     async def run(
-        self, attempt: int, task: Task, sample: int, min_version: Version, on_turn: OnTurn | None = None
+        self,
+        attempt: int,
+        task: Task,
+        sample: int,
+        min_version: Version,
+        on_turn: OnTurn | None = None,
+        engine: str | None = None,
     ) -> Trajectory:
         """Live one attempt at a task and return its record; numbers of attempts alive together differ.
 
-        `on_turn` is awaited with each generation. Raises `RolloutError` where another try may go better,
-        and `EngineDied` where none can.
+        `engine` is the one to begin with, where there are several. `on_turn` is awaited with each generation.
+        Raises `RolloutError` where another try may go better, and `EngineDied` where none can.
         """
         async with self._slots:
             deadline = asyncio.get_running_loop().time() + self.section.episode_timeout_s
-            return await self._supervised(_Attempt(self, attempt, task, sample, min_version, on_turn, deadline))
+            return await self._supervised(_Attempt(self, attempt, task, sample, min_version, on_turn, engine, deadline))
 
     async def close(self) -> None:
         """Close the environments; call it when no attempt is alive."""
@@ -103,7 +109,7 @@ class RolloutPool:
 
 @dataclass
 class _Attempt:
-    """What one attempt asks for. `place` says whose code it waits for."""
+    """What one attempt asks for. `min_version` rises with its tokens; `place` says whose code it waits for."""
 
     pool: RolloutPool
     number: int
@@ -111,6 +117,7 @@ class _Attempt:
     sample: int
     min_version: Version
     on_turn: OnTurn | None
+    engine: str | None
     deadline: float
     place: str = "environment"
 
@@ -134,6 +141,8 @@ class _Attempt:
     async def _generate(self, prompt_ids: list[int], turn: int) -> Generation:
         self.place = "engine"
         generation = await self.pool.engine.generate(self._request(prompt_ids, turn))
+        if len(generation.version_R):
+            self.min_version = max(self.min_version, Version.unpack(int(generation.version_R.max())))
         if self.on_turn is not None:
             self.place = "caller"
             await self.on_turn(generation)
@@ -157,4 +166,5 @@ class _Attempt:
             sampling=sampling,
             min_version=self.min_version,
             deadline=min(self.deadline, asyncio.get_running_loop().time() + section.generate_timeout_s),
+            engine=self.engine,
         )

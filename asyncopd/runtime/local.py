@@ -30,8 +30,8 @@ async def run_once(
     metrics = Metrics()
     async with open_record(prepared, directory, resume=resume) as record:
         counted = reporter.go_on(record.step, metrics)
-        reporter.stage("starting engine, teacher, learner and score cache")
-        async with open_roles(prepared, directory, record, metrics) as roles:
+        reporter.stage("starting engines, teacher, learner and score cache")
+        async with open_roles(prepared, directory, record, metrics, reporter.warn) as roles:
             if counted is not None:
                 restore(counted, metrics, roles.service.stats)
             await _measure(prepared, reporter, roles.engine, "student_before", Version(0, 0))

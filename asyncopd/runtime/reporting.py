@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections import Counter
@@ -161,6 +162,7 @@ class Reporter:
                 "bytes": service.stats.bytes,
             },
             "weight_updates": dict(metrics.updates),
+            "engines": {name: dataclasses.asdict(counts) for name, counts in metrics.engines.items()},
             "logprob_diff": {**metrics.agreement.figures(), "mixed_kv": metrics.mixed.figures()},
             "alarms": self._alarms.to_json(),
             "loop_lag_p99_ms": metrics.loop_lag.quantile(0.99) * 1e3,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from asyncopd.config.root import SftConfig, TrainConfig
+from asyncopd.engines.fleet import Fleet
 from asyncopd.engines.start import start_engine
+from asyncopd.engines.supervisor import Start, Supervisor
 from asyncopd.records import Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.learner_process import LearnerProcess
@@ -26,9 +28,11 @@ from asyncopd.weights.open import open_sync
 
 @dataclass(frozen=True)
 class Roles:
-    """What the stages of a run work with."""
+    """What the stages of a run work with; `engine` is the metered `fleet`."""
 
     engine: Generator
+    fleet: Fleet
+    supervisor: Supervisor
     pool: RolloutPool
     service: ScoringService
     learner: LearnerProcess
@@ -37,30 +41,36 @@ class Roles:
 
 @asynccontextmanager
 async def open_roles(
-    prepared: Prepared, directory: RunDirectory, record: Record, metrics: Metrics
+    prepared: Prepared, directory: RunDirectory, record: Record, metrics: Metrics, warn: Callable[[str], None]
 ) -> AsyncIterator[Roles]:
-    """Start engine, teacher, learner and cache; all are gone when the block ends, however it ends."""
+    """Start engines, teacher, learner and cache; all are gone when the block ends, however it ends.
+
+    `warn` is told of engines that are lost, and what happens then.
+    """
     config = prepared.config
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(open_store(config.scoring, directory.path / "score-cache"))
         teacher = make_teacher(config, prepared.teacher, prepared.world.tools)
         stack.push_async_callback(teacher.close)
-        engine, learner = await _start(prepared, record, teacher, stack)
+        fleet = Fleet("student", metrics.engines)
         sync = open_sync(
             config.weights,
             config.engine,
-            lambda: [engine.receiver],
+            lambda: fleet.receivers,
             run_directory=directory.path,
             weights_bytes=_weight_bytes(prepared.student),
             learner_timeout_s=config.learner.timeout_s,
         )
         stack.callback(sync.close)
-        metered = MeteredGenerator(engine, metrics.busy["rollout"])
+        supervisor = Supervisor(fleet, config.engine, _starter(prepared), sync.catch_up, warn)
+        stack.push_async_callback(supervisor.close)
+        learner = await _start(prepared, record, supervisor, teacher, stack)
+        metered = MeteredGenerator(fleet, metrics.busy["rollout"])
         pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
         stack.push_async_callback(pool.close)
         service = ScoringService(teacher, store, config.scoring, prepared.support)
         stack.push_async_callback(service.close)
-        yield Roles(metered, pool, service, learner, sync)
+        yield Roles(metered, fleet, supervisor, pool, service, learner, sync)
 
 
 @asynccontextmanager
@@ -73,7 +83,21 @@ async def serving(config: TrainConfig | SftConfig, name: str, directory: Path) -
         await engine.close()
 
 
-async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: Path) -> Engine:
+def _starter(prepared: Prepared) -> Start:
+    """Return what starts an engine of the student."""
+    config = prepared.config
+    # In this process one waits for the other: vLLM is configured through the environment, and transformers loads
+    # models with settings that are global.
+    turn = nullcontext() if config.engine.use == "vllm_server" else asyncio.Lock()
+
+    async def start(name: str, url: str | None) -> Engine:
+        async with turn:
+            return await _start_engine(config, name, prepared.student, url)
+
+    return start
+
+
+async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: Path, url: str | None = None) -> Engine:
     return await start_engine(
         name,
         directory,
@@ -82,18 +106,14 @@ async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: P
         threads=config.runtime.threads.engine,
         seed=config.run.seed,
         version=Version(0, 0),
+        url=url,
     )
 
 
 async def _start(
-    prepared: Prepared, record: Record, teacher: Teacher, stack: AsyncExitStack
-) -> tuple[Engine, LearnerProcess]:
+    prepared: Prepared, record: Record, supervisor: Supervisor, teacher: Teacher, stack: AsyncExitStack
+) -> LearnerProcess:
     """Start the processes together; what has started when one fails is ended by `stack`."""
-
-    async def start_student() -> Engine:
-        engine = await _start_engine(prepared.config, "student-0", prepared.student)
-        stack.push_async_callback(engine.close)
-        return engine
 
     async def start_learner() -> LearnerProcess:
         learner = await LearnerProcess.start(prepared.config, prepared.student, record.checkpoint, record.timeline)
@@ -102,12 +122,12 @@ async def _start(
 
     try:
         async with asyncio.TaskGroup() as group:
-            engine = group.create_task(start_student())
+            group.create_task(supervisor.start())
             learner = group.create_task(start_learner())
             group.create_task(teacher.start())
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
-    return engine.result(), learner.result()
+    return learner.result()
 
 
 def _weight_bytes(student: Path) -> int:

@@ -36,8 +36,9 @@ from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.run_loop import RunLoop
 from asyncopd.scheduler import commands, events
 from asyncopd.scoring.service import ScoringService
-from asyncopd.seams import Generator, WeightSync
+from asyncopd.seams import WeightSync
 from asyncopd.telemetry.metrics import Metrics
+from asyncopd.weights.protocol import PublishFailed
 
 _log = logging.getLogger(__name__)
 
@@ -87,7 +88,12 @@ class RolloutStage:
 
         try:
             trajectory = await self._pool.run(
-                command.attempt, self._tasks[command.task], command.sample, command.min_version, on_turn
+                command.attempt,
+                self._tasks[command.task],
+                command.sample,
+                command.min_version,
+                on_turn,
+                engine=command.engine,
             )
         except RolloutError as error:
             _log.warning("attempt %d is tried again: %s", command.attempt, error)
@@ -148,7 +154,7 @@ class LearnerStage:
         channel: AsyncioChannel,
         learner: LearnerProcess,
         sync: WeightSync,
-        engine: Generator,
+        drain: Callable[[str, str], None],
         payloads: FilePayloadStore,
         directory: RunDirectory,
         loop: RunLoop,
@@ -159,7 +165,7 @@ class LearnerStage:
         self._channel = channel
         self._learner = learner
         self._sync = sync
-        self._engine = engine
+        self._drain = drain
         self._payloads = payloads
         self._directory = directory
         self._loop = loop
@@ -196,9 +202,18 @@ class LearnerStage:
             await self._publication
 
     async def _commit(self, version: Version, source: _SentSignal) -> None:
-        report = await self._sync.publish(version, source)
-        self._metrics.updated(report)
-        self._loop.emit(events.EngineReady, engine=self._engine.name, version=version)
+        """Publish `version`; an engine that did not come to it serves no more, and others may replace it."""
+        try:
+            report = await self._sync.publish(version, source)
+        except PublishFailed as error:
+            if not source.sent.is_set():
+                raise  # the learner's failure, and not that of engines
+            failed = error.failed
+        else:
+            self._metrics.updated(report)
+            failed = report.failed
+        for engine, reason in failed.items():
+            self._drain(engine, reason)
 
     async def _train(self, command: commands.TrainStep) -> None:
         members = [

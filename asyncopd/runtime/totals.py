@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from asyncopd.scoring.stats import ScoringStats
+from asyncopd.telemetry.engine_counts import EngineCounts
 from asyncopd.telemetry.metrics import Metrics
 
 
@@ -14,6 +15,7 @@ def totals(metrics: Metrics, scoring: ScoringStats) -> dict[str, Any]:
     return {
         "tokens": dict(metrics.tokens),
         "updates": dict(metrics.updates),
+        "engines": {name: dataclasses.asdict(counts) for name, counts in metrics.engines.items()},
         "busy_seconds": {stage: round(clock.seconds, 3) for stage, clock in metrics.busy.items()},
         "scoring": dataclasses.asdict(scoring),
     }
@@ -23,6 +25,8 @@ def restore(counted: dict[str, Any], metrics: Metrics, scoring: ScoringStats) ->
     """Let new counters go on from what was `counted`."""
     metrics.tokens.update(counted["tokens"])
     metrics.updates.update(counted["updates"])
+    for name, earlier in counted["engines"].items():
+        metrics.engines[name] = EngineCounts(**earlier).followed_by(metrics.engines.get(name))
     for stage, seconds in counted["busy_seconds"].items():
         metrics.busy[stage].add(seconds)
     for name, value in counted["scoring"].items():

@@ -60,13 +60,16 @@ class Training:
         self._reporter.training_begins()
         self._metrics.loop_lag.start()
         try:
-            async with self._supervised() as spawn:
-                learner = self._start_stages(spawn)
-                spawn(watch(self._loop, self._config.runtime.watchdog_s, self._reporter.warn))
-                spawn(self._request_stop(stop))
-                self._begin()
-                await self._loop.run()
-                await learner.published()
+            fleet = self._roles.fleet
+            with fleet.followed_by(self._engine_changed):
+                async with self._supervised() as spawn:
+                    learner = self._start_stages(spawn)
+                    spawn(watch(self._loop, fleet, self._config.runtime.watchdog_s, self._reporter.warn))
+                    spawn(fleet.ended())
+                    spawn(self._request_stop(stop))
+                    self._begin()
+                    await self._loop.run()
+                    await learner.published()
         finally:
             self._metrics.loop_lag.stop()
         self._reporter.training_ends()
@@ -81,7 +84,7 @@ class Training:
             self._learning,
             roles.learner,
             roles.sync,
-            roles.engine,
+            roles.supervisor.drain,
             payloads,
             self._directory,
             loop,
@@ -99,13 +102,21 @@ class Training:
         if self._record.resumed:
             self._loop.emit(events.RolledBack, timeline=self._record.timeline, step=self._record.step)
         else:
-            self._loop.emit(events.EngineReady, engine=self._roles.engine.name, version=Version(0, 0))
+            for engine, version in self._roles.fleet.versions.items():
+                self._engine_changed(engine, version)
+
+    def _engine_changed(self, engine: str, version: Version | None) -> None:
+        if version is None:
+            self._loop.emit(events.EngineLost, engine=engine)
+        else:
+            self._loop.emit(events.EngineReady, engine=engine, version=version)
 
     def _on_step(self, command: commands.TrainStep, report: StepReport) -> None:
         self._reporter.step(command, report, self._record.scheduler, self._metrics, self._roles.service.stats)
 
     async def _request_stop(self, stop: asyncio.Event) -> None:
         await stop.wait()
+        self._roles.supervisor.stop()  # a terminal's Ctrl-C may have ended engines too, which nobody needs now
         self._loop.emit(events.StopRequested, reason="interrupted")
 
     @asynccontextmanager

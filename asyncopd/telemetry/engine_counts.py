@@ -16,3 +16,11 @@ class EngineCounts:
     tokens: int = 0
     moved: int = 0
     lost: str = ""
+
+    def followed_by(self, later: EngineCounts | None) -> EngineCounts:
+        """Return what it did together with its namesake, if a resumed run has one."""
+        if later is None:
+            return self
+        return EngineCounts(
+            self.requests + later.requests, self.tokens + later.tokens, self.moved + later.moved, later.lost
+        )

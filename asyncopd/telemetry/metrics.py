@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from asyncopd.records import Differences, PublishReport
+from asyncopd.telemetry.engine_counts import EngineCounts
 
 
 class BusyClock:
@@ -89,6 +90,7 @@ class Metrics:
         self.busy = {stage: BusyClock() for stage in self.STAGES}
         self.tokens: Counter[str] = Counter()
         self.updates: Counter[str] = Counter()
+        self.engines: dict[str, EngineCounts] = {}
         self.lags: Counter[int] = Counter()
         self.agreement = Differences()
         self.mixed = Differences()
