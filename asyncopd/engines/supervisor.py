@@ -98,7 +98,7 @@ class Supervisor:
         try:
             engine = await self._start(name, place.url)
         except EngineDied as death:
-            self._warn(f"{death}; it is started once more")
+            self._warn(f"engine {name} did not start: {death}; it is started once more")
             engine = await self._start(name, place.url)
         self._members[place] = self._fleet.join(engine)
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,11 +25,13 @@ from asyncopd.config.model import Dtype
 from asyncopd.engines.vllm.arguments import engine_arguments
 from asyncopd.engines.vllm.cpu_build import cpu_build_variables
 from asyncopd.records import DrawSpec
+from asyncopd.seams import EngineDied
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 _environment_lock = threading.Lock()
+_KILLED = re.compile(r"Failed core proc\(s\): \{[^}]*: -(\d+)")  # an exit code below 0 is a signal's
 
 
 def vllm_variables(threads: int) -> dict[str, str]:
@@ -67,7 +70,10 @@ def vllm_environment(threads: int) -> Iterator[None]:
 async def launch(
     directory: Path, section: EngineSection, *, dtype: Dtype, threads: int, seed: int, draws: DrawSpec
 ) -> AsyncLLM:
-    """Start vLLM in a thread, so that the event loop goes on; given up, it leaves no process behind."""
+    """Start vLLM in a thread, so that the event loop goes on; given up, it leaves no process behind.
+
+    Raises what vLLM raises for a model it refuses, and `EngineDied` where its core was killed meanwhile.
+    """
     before = set(multiprocessing.active_children())
     task = asyncio.create_task(
         asyncio.to_thread(_construct, directory, section, dtype, threads, seed, draws), name="vllm-launch"
@@ -80,6 +86,11 @@ async def launch(
             if process.name.startswith("EngineCore"):
                 process.kill()  # the thread cannot be stopped, but without its core it fails at once
         raise
+    except RuntimeError as error:
+        killed = _KILLED.search(str(error))
+        if killed is None:
+            raise
+        raise EngineDied(f"vLLM's engine core was killed by signal {killed[1]} while it started") from error
 
 
 def _discard(task: asyncio.Task[AsyncLLM]) -> None:
