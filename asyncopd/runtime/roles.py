@@ -24,6 +24,7 @@ from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import Engine, Generator, Teacher, WeightSync
 from asyncopd.telemetry.metrics import Metrics
 from asyncopd.weights.open import open_sync
+from asyncopd.weights.protocol import PublishFailed
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,11 @@ async def open_roles(
             learner_timeout_s=config.learner.timeout_s,
         )
         stack.callback(sync.close)
-        supervisor = Supervisor(fleet, config.engine, _starter(prepared), sync.catch_up, warn)
+        supervisor = Supervisor(fleet, config.engine, _starter(prepared, directory), sync.catch_up, warn)
         stack.push_async_callback(supervisor.close)
         learner = await _start(prepared, record, supervisor, teacher, stack)
+        if config.engine.urls and record.step == 0:
+            await _give_weights(sync, learner)
         metered = MeteredGenerator(fleet, metrics.busy["rollout"])
         pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
         stack.push_async_callback(pool.close)
@@ -83,7 +86,7 @@ async def serving(config: TrainConfig | SftConfig, name: str, directory: Path) -
         await engine.close()
 
 
-def _starter(prepared: Prepared) -> Start:
+def _starter(prepared: Prepared, directory: RunDirectory) -> Start:
     """Return what starts an engine of the student."""
     config = prepared.config
     # In this process one waits for the other: vLLM is configured through the environment, and transformers loads
@@ -92,12 +95,14 @@ def _starter(prepared: Prepared) -> Start:
 
     async def start(name: str, url: str | None) -> Engine:
         async with turn:
-            return await _start_engine(config, name, prepared.student, url)
+            return await _start_engine(config, name, prepared.student, url, directory.engine_logs)
 
     return start
 
 
-async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: Path, url: str | None = None) -> Engine:
+async def _start_engine(
+    config: TrainConfig | SftConfig, name: str, directory: Path, url: str | None = None, logs: Path | None = None
+) -> Engine:
     return await start_engine(
         name,
         directory,
@@ -107,6 +112,7 @@ async def _start_engine(config: TrainConfig | SftConfig, name: str, directory: P
         seed=config.run.seed,
         version=Version(0, 0),
         url=url,
+        logs=logs,
     )
 
 
@@ -128,6 +134,13 @@ async def _start(
     except ExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return learner.result()
+
+
+async def _give_weights(sync: WeightSync, learner: LearnerProcess) -> None:
+    """Bring servers that run already to the student's weights: they have others, or nobody knows which."""
+    report = await sync.publish(Version(0, 0), learner)
+    for reason in report.failed.values():
+        raise PublishFailed(reason)
 
 
 def _weight_bytes(student: Path) -> int:

@@ -76,6 +76,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.student = path / "student"
         self.log = path / "run.log"
+        self.engine_logs = path / "engines"
         self.summary = path / "summary.json"
 
     @classmethod

@@ -46,10 +46,7 @@ _FAULTS_OF_REQUESTS = frozenset({400, 422})
 
 
 class ServerEngine:
-    """Implements `seams.Engine`; made by `start` or `connect`.
-
-    `needs_weights` says that the server's weights are not known: it serves nothing before an update.
-    """
+    """Implements `seams.Engine`; made by `start` or `connect`. A server without `process` is someone else's."""
 
     def __init__(
         self,
@@ -62,11 +59,10 @@ class ServerEngine:
     ) -> None:
         self.name = name
         self.capabilities = EngineCapabilities(draws=draws, max_context=section.max_context, deterministic=False)
-        self.needs_weights = process is None
         self._client = client
         self._section = section
         self._gate = Gate(version)
-        self._gate.whole = not self.needs_weights
+        self._gate.whole = process is not None  # of another, nobody knows the weights
         self._lifeline = Lifeline(name)
         self._process = process
         self._death = None if process is None else asyncio.create_task(self._watch(process), name=f"watch-{name}")
