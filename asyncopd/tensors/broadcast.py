@@ -12,7 +12,8 @@ Shapes: N bytes of the flat buffer.
 from __future__ import annotations
 
 import datetime
-import socket
+import re
+import threading
 import time
 from collections.abc import Iterable
 
@@ -44,7 +45,7 @@ class Member:
             announce(self._at(rendezvous), rendezvous, weights)
         except RuntimeError as error:
             self._leave()
-            raise BroadcastBroken(_first_line(error)) from error
+            raise BroadcastBroken(_reason(error)) from error
 
     def move(self, rendezvous: Rendezvous, flat_N: torch.Tensor) -> None:
         """Send `flat_N` as member 0, fill it as another; return once all have it. Raises `BroadcastBroken`."""
@@ -59,7 +60,7 @@ class Member:
             waiting.timeout = _until(deadline)
             group.barrier(waiting).wait()  # type: ignore[attr-defined]  # torch's stubs end early
         except RuntimeError as error:  # what stores and gloo raise, time-outs among it
-            reason = _first_line(error)
+            reason = _reason(error)
             report_broken(store, rendezvous, reason)
             self._leave()
             raise BroadcastBroken(reason) from error
@@ -83,7 +84,7 @@ class Member:
         if self._group is None:
             options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
             options._timeout = datetime.timedelta(seconds=rendezvous.timeout_s)
-            options._devices = [ProcessGroupGloo.create_device(hostname=_address_towards(rendezvous))]
+            options._devices = [ProcessGroupGloo.create_device(hostname=rendezvous.own_address())]
             members = PrefixStore(rendezvous.group, store)
             self._group = ProcessGroupGloo(members, rendezvous.rank, rendezvous.members, options)
         return self._group
@@ -166,19 +167,23 @@ class BroadcastSender:
 
 
 class BroadcastReceiver:
-    """A worker's end."""
+    """The end of worker number `worker` of an engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, worker: int = 0) -> None:
         self._member = Member()
+        self._worker = worker
+        self._one_at_a_time = threading.Lock()  # a wait that was given up goes on in its thread, to its deadline
 
     def receive(self, weights: WeightFile) -> list[tuple[str, torch.Tensor]]:
         """Take part in the update that `weights.path` names; return its (name, view), which share one buffer.
 
         Raises `BroadcastBroken` where another member failed, and `TornWeights` where the bytes are not as announced.
         """
-        rendezvous = Rendezvous.parse(weights.path)
+        engine = Rendezvous.parse(weights.path)
+        rendezvous = engine.as_member(engine.rank + self._worker)
         data = bytearray(sum(_aligned(entry.nbytes) for entry in weights.tensors))
-        self._member.move(rendezvous, torch.frombuffer(data, dtype=torch.uint8))
+        with self._one_at_a_time:
+            self._member.move(rendezvous, torch.frombuffer(data, dtype=torch.uint8))
         check_body(weights, data)
         return [(entry.name, view(data, entry)) for entry in weights.tensors]
 
@@ -187,16 +192,11 @@ def _aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
 
 
-def _address_towards(rendezvous: Rendezvous) -> str:
-    """Return this machine's address on the way to the rendezvous: the one that the other members reach it at."""
-    with socket.create_connection((rendezvous.host, rendezvous.port), timeout=rendezvous.timeout_s) as connection:
-        address: str = connection.getsockname()[0]
-    return address
-
-
 def _until(deadline: float) -> datetime.timedelta:
     return datetime.timedelta(seconds=max(0.001, deadline - time.monotonic()))
 
 
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0]
+def _reason(error: RuntimeError) -> str:
+    """Return what an error of a store or of gloo says, without the place in their sources and their advice."""
+    first_line = str(error).partition("\n")[0]
+    return re.sub(r"^\[\S+\] ", "", first_line).partition(". This is typically")[0]

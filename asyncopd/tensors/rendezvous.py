@@ -16,6 +16,7 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import msgspec
 from torch.distributed import TCPStore
 
+from asyncopd.errors import UserError
 from asyncopd.records import WeightFile
 
 Transport = Literal["gloo", "nccl"]
@@ -69,11 +70,18 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
 
     def connect(self) -> TCPStore:
         """Connect to the store. Raises `BroadcastBroken` where nobody hosts it any more."""
+        self.own_address()  # refused at once where the store, of its own accord, would try again for long
         timeout = datetime.timedelta(seconds=self.timeout_s)
+        return TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+    def own_address(self) -> str:
+        """Return this machine's address on the way to the store: the one where the other members can reach it."""
         try:
-            return TCPStore(self.host, self.port, is_master=False, wait_for_workers=False, timeout=timeout)
-        except RuntimeError as error:
-            raise BroadcastBroken(f"no rendezvous at {self.host}:{self.port}") from error
+            with socket.create_connection((self.host, self.port), timeout=self.timeout_s) as connection:
+                address: str = connection.getsockname()[0]
+        except OSError as error:
+            raise BroadcastBroken(f"nobody is met at {self.host}:{self.port}: {error}") from error
+        return address
 
 
 class MeetingPlace:
@@ -107,6 +115,17 @@ class MeetingPlace:
     def _found(self, key: str) -> bytes | None:
         assert self._store is not None, "the meeting place is closed"
         return cast(bytes, self._store.get(key)) if self._store.check([key]) else None
+
+
+def check_host(host: str) -> None:
+    """Raise `UserError` unless `host` is an address of this machine, where a store can be hosted."""
+    try:
+        socket.create_server((host, 0)).close()
+    except OSError as error:
+        problem = f"nobody can listen there ({error})"
+        raise UserError(
+            f"weights.host {host}", problem, "give an address of this machine that workers reach"
+        ) from error
 
 
 def announce(store: TCPStore, rendezvous: Rendezvous, weights: WeightFile) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from asyncopd.records import PublishReport, Version
 from asyncopd.seams import WeightReceiver, WeightSource
-from asyncopd.tensors.rendezvous import Transport
+from asyncopd.tensors.rendezvous import Transport, check_host
 from asyncopd.weights.delivery import Delivery
 from asyncopd.weights.group import Group
 from asyncopd.weights.protocol import PublishFailed
@@ -28,7 +28,7 @@ class CollectiveWeightSync:
 
     `receivers` gives those of the engines alive now, each of which has `workers` processes. `host` is the address of
     this machine that learner and workers meet at. The learner has `learner_timeout_s` to begin, as it may be in a
-    step; from then on each phase has `timeout_s`.
+    step; from then on each phase has `timeout_s`. Raises `UserError` for a `host` that this machine does not have.
     """
 
     def __init__(
@@ -41,6 +41,7 @@ class CollectiveWeightSync:
         timeout_s: float,
         learner_timeout_s: float,
     ) -> None:
+        check_host(host)
         self._receivers = receivers
         self._transport: Transport = transport
         self._host = host
@@ -50,6 +51,7 @@ class CollectiveWeightSync:
         self._one_at_a_time = asyncio.Lock()
         self._numbers = itertools.count()
         self._group: Group | None = None
+        self._ended: Group | None = None
         self._newest: tuple[Version, WeightSource] | None = None
 
     async def publish(self, version: Version, source: WeightSource) -> PublishReport:
@@ -68,10 +70,15 @@ class CollectiveWeightSync:
             return version
 
     def close(self) -> None:
-        """End the group."""
-        if self._group is not None:
-            self._group.close()
-            self._group = None
+        """End the group and its meeting place."""
+        self._end_group()
+        self._end_group()
+
+    def _end_group(self) -> None:
+        """Use the group no more; whoever waits at its meeting place, which stays a while, hears that it is in vain."""
+        if self._ended is not None:
+            self._ended.close()
+        self._ended, self._group = self._group, None
 
     async def _bring(
         self, receivers: tuple[WeightReceiver, ...], version: Version, source: WeightSource
@@ -84,7 +91,7 @@ class CollectiveWeightSync:
                 report = await delivery.run(source, self._learner_timeout_s)
             finally:
                 if not delivery.clean:
-                    self.close()
+                    self._end_group()
             failed |= delivery.failed
             if report is not None:
                 return msgspec.structs.replace(report, failed=failed)
@@ -94,6 +101,6 @@ class CollectiveWeightSync:
     def _group_of(self, receivers: tuple[WeightReceiver, ...]) -> Group:
         """Return a group of exactly `receivers`: the one there is, or a new one."""
         if self._group is None or not self._group.consists_of(receivers):
-            self.close()
+            self._end_group()
             self._group = Group(receivers, self._transport, self._host, self._workers)
         return self._group

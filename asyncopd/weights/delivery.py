@@ -9,6 +9,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import time
 
 from asyncopd.records import Manifest, PublishReport, SendOrder, Version, WeightFile
 from asyncopd.seams import WeightSource
@@ -16,6 +17,7 @@ from asyncopd.weights.group import Group
 from asyncopd.weights.protocol import PublishFailed, Update
 
 _POLL_S = 0.002
+_AFTERMATH_S = 1.0
 _SHARE = 0.8  # of a phase's time, after which members give up, so that they can still say why
 
 
@@ -50,7 +52,8 @@ class Delivery:
             await update.prepare()
             if self._group.transport == "gloo" or update.failed:
                 learner_suffered = await self._suffered(sending)
-                if self._should_repeat(update, learner_suffered):
+                suffered = await self._only_suffered(update)
+                if self._should_repeat(update, suffered, learner_suffered):
                     return None
             await update.install()
             self.failed = update.failed
@@ -105,9 +108,17 @@ class Delivery:
             return True
         raise self._learner_failed(sending)
 
-    def _should_repeat(self, update: Update, learner_suffered: bool) -> bool:
+    async def _only_suffered(self, update: Update) -> set[str]:
+        """Name the engines that failed because of another member, as each of their workers says."""
+        failed = [seat for seat in self._seats if seat.name in update.failed]
+        # One worker's error is enough for its engine to fail; a moment later, the others have theirs.
+        deadline = time.monotonic() + min(_AFTERMATH_S, self._timeout_s * (1 - _SHARE))
+        while not all(map(self._group.only_suffered, failed)) and time.monotonic() < deadline:  # noqa: ASYNC110 - told by a store
+            await asyncio.sleep(_POLL_S)
+        return {seat.name for seat in failed if self._group.only_suffered(seat)}
+
+    def _should_repeat(self, update: Update, suffered: set[str], learner_suffered: bool) -> bool:
         """Tell whether somebody only suffered, leaving in `failed` who did more. Raises `PublishFailed`."""
-        suffered = {seat.name for seat in self._seats if seat.name in update.failed and self._group.only_suffered(seat)}
         if not suffered and not learner_suffered:
             return False
         self.failed = {name: reason for name, reason in update.failed.items() if name not in suffered}
