@@ -28,6 +28,7 @@ class Member:
     exact_R           bool, whether the learner's weights sampled it, over a context computed with them too
     mixed_R           bool, whether they sampled it over a context that older ones computed part of
     support_ids_RK    int64, teacher_RK float32 log T; K = 0 where no teacher is asked
+    behaviour_RK      float32 log μ at these ids; K = 0 where the teacher chose them
     """
 
     attempt: int
@@ -40,6 +41,7 @@ class Member:
     mixed_R: np.ndarray
     support_ids_RK: np.ndarray
     teacher_RK: np.ndarray
+    behaviour_RK: np.ndarray
 
     def __len__(self) -> int:
         return len(self.rows_R)
@@ -57,11 +59,13 @@ def member_of(sample: Sample, needs: Needs, step: int, timeline: int | None = No
         return None
     assert rows_R[0] > 0, f"attempt {sample.attempt}: a segment's first token has no context to be predicted from"
     support_ids_RK = np.zeros((len(rows_R), 0), dtype=np.int64)
-    teacher_RK = np.zeros((len(rows_R), 0), dtype=np.float32)
+    teacher_RK = behaviour_RK = np.zeros((len(rows_R), 0), dtype=np.float32)
     if needs.support is not None and scores is not None:
         scores = scores.narrowed(needs.support)
         support_ids_RK, teacher_RK = scores.ids_RK.astype(np.int64), scores.logp_RK
         assert len(teacher_RK) == len(rows_R), f"attempt {sample.attempt}: {len(teacher_RK)} scores, {len(rows_R)} rows"
+        ids_RK, behaviour_RK = (part[:, : needs.support.width] for part in segment.candidates(needs.support.kind))
+        assert not ids_RK.size or (ids_RK == scores.ids_RK).all(), f"attempt {sample.attempt}: scores of other ids"
     behaviour_R = segment.logp_T[rows_R]
     version_R = segment.version_T[rows_R]
     lag_R = step - steps_of(version_R)
@@ -80,6 +84,7 @@ def member_of(sample: Sample, needs: Needs, step: int, timeline: int | None = No
         mixed_R=same_R & mixed_R,
         support_ids_RK=support_ids_RK,
         teacher_RK=teacher_RK,
+        behaviour_RK=behaviour_RK,
     )
 
 

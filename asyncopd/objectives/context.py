@@ -17,6 +17,8 @@ class Context:
     freshness_R   weight w in [0, 1] of the token's sample
     logp_RK       log π at the support's ids at the distillation temperature; carries gradient
     teacher_RK    log T at the support's ids
+    behaviour_RK  log μ at the support's ids, -inf where a tail had nothing to draw; K = 0 where the teacher chose
+                  them
     """
 
     logp_R: torch.Tensor
@@ -25,3 +27,4 @@ class Context:
     freshness_R: torch.Tensor
     logp_RK: torch.Tensor
     teacher_RK: torch.Tensor
+    behaviour_RK: torch.Tensor

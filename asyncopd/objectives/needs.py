@@ -15,8 +15,11 @@ class Needs:
     behaviour  whether log μ of the generated tokens is known and used; without it there is no ratio,
                no lag and no freshness (demonstrations)
     draws      extra ids of the behaviour policy that every generated token must carry
+    whole      whether μ must give every token its chance, as a ratio to it supposes: neither `rollout.top_p`
+               nor `top_k` may cut it
     """
 
     support: Support | None
     behaviour: bool
     draws: DrawSpec = NO_DRAWS
+    whole: bool = False

@@ -114,7 +114,7 @@ def test_a_token_without_probability_is_never_drawn(number):
 
 def test_numbers_are_uniform_and_each_seed_has_its_own():
     many_BM = uniforms(range(2000), 50)
-    assert 0 <= many_BM.min() and many_BM.max() < 1
+    assert many_BM.min() >= 0 and many_BM.max() < 1
     counts = np.histogram(many_BM, bins=100, range=(0, 1))[0]
     assert ((counts - 1000) ** 2 / 1000).sum() < 100 + 4 * np.sqrt(200)
     assert abs(np.corrcoef(many_BM[:, 0], many_BM[:, 1])[0, 1]) < 0.1

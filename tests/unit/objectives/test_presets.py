@@ -8,13 +8,13 @@ import torch
 from asyncopd.config.objective import ObjectiveSection
 from asyncopd.errors import UserError
 from asyncopd.objectives import Composition, Context, Needs, Term, cross_entropy, reverse_kl_mc
-from asyncopd.objectives.presets import PRESETS, build
-from asyncopd.records import Support, SupportKind
+from asyncopd.objectives.presets import PRESETS, build, fed_by
+from asyncopd.records import DrawSpec, Support, SupportKind
 
 V = 5
 
 
-def context_of(logp_R, behaviour_R, teacher_RK, logp_RK, lag_R=None, freshness_R=None) -> Context:
+def context_of(logp_R, behaviour_R, teacher_RK, logp_RK, lag_R=None, freshness_R=None, behaviour_RK=None) -> Context:
     return Context(
         logp_R=logp_R,
         behaviour_R=behaviour_R,
@@ -22,6 +22,7 @@ def context_of(logp_R, behaviour_R, teacher_RK, logp_RK, lag_R=None, freshness_R
         freshness_R=torch.ones_like(logp_R) if freshness_R is None else freshness_R,
         logp_RK=logp_RK,
         teacher_RK=teacher_RK,
+        behaviour_RK=behaviour_R[:, None] if behaviour_RK is None else behaviour_RK,
     )
 
 
@@ -45,18 +46,67 @@ def every_token(lag: int, **changes) -> tuple[Context, torch.Tensor, torch.Tenso
 
 
 @pytest.mark.parametrize(
-    ("name", "support"),
+    ("section", "support", "draws"),
     [
-        ("reverse_kl_topk", Support(kind=SupportKind.TEACHER_TOPK, width=16)),
-        ("forward_kl", Support(kind=SupportKind.TEACHER_TOPK, width=16)),
-        ("reverse_kl_mc", Support(kind=SupportKind.SAMPLED)),
-        ("cross_entropy", None),
+        ({"use": "reverse_kl_topk"}, Support(kind=SupportKind.TEACHER_TOPK, width=16), DrawSpec()),
+        (
+            {"use": "reverse_kl_topk", "options": {"support": "student"}},
+            Support(kind=SupportKind.STUDENT_TOPK, width=16),
+            DrawSpec(head=16),
+        ),
+        ({"use": "forward_kl"}, Support(kind=SupportKind.TEACHER_TOPK, width=16), DrawSpec()),
+        ({"use": "reverse_kl_mc"}, Support(kind=SupportKind.DRAWS, width=16), DrawSpec(iid=15)),
+        ({"use": "reverse_kl_mc", "width": 1}, Support(kind=SupportKind.SAMPLED), DrawSpec()),
+        ({"use": "reverse_kl_head_tail"}, Support(kind=SupportKind.DRAWS, width=16), DrawSpec(head=8, tail=8)),
+        (
+            {"use": "reverse_kl_head_tail", "options": {"tail": 4}},
+            Support(kind=SupportKind.DRAWS, width=16),
+            DrawSpec(head=12, tail=4),
+        ),
+        ({"use": "cross_entropy"}, None, DrawSpec()),
     ],
 )
-def test_a_preset_says_which_scores_it_needs(name, support):
-    objective = build(ObjectiveSection(use=name, width=16))
+def test_a_preset_says_which_scores_and_draws_it_needs(section, support, draws):
+    objective = build(ObjectiveSection(**{"width": 16, **section}))
     assert objective.support == objective.needs.support == support
     assert objective.needs.behaviour == (support is not None)
+    assert objective.needs.draws == draws
+
+
+@pytest.mark.parametrize(
+    ("section", "whole"),
+    [
+        ({"use": "reverse_kl_topk"}, False),
+        ({"use": "forward_kl", "options": {"drift": 0.5}}, True),
+        ({"use": "reverse_kl_mc", "width": 1}, True),
+        ({"use": "reverse_kl_head_tail"}, True),
+    ],
+)
+def test_a_preset_with_a_ratio_needs_the_whole_distribution(section, whole):
+    assert build(ObjectiveSection(**section)).needs.whole == whole
+
+
+@pytest.mark.parametrize(
+    ("offered", "presets"),
+    [
+        (DrawSpec(), ["reverse_kl_topk", "forward_kl"]),
+        (DrawSpec(iid=7), ["reverse_kl_topk", "forward_kl", "reverse_kl_mc"]),
+        (DrawSpec(head=4, tail=4), ["reverse_kl_topk", "forward_kl", "reverse_kl_head_tail"]),
+    ],
+)
+def test_what_an_engine_draws_says_which_presets_it_feeds(offered, presets):
+    assert fed_by(offered, width=8) == presets
+
+
+@pytest.mark.parametrize("tail", [0, 16, 1.5, True, "half"])
+def test_a_tail_that_leaves_no_head_or_is_none_is_refused(tail):
+    with pytest.raises(UserError, match=r"objective\.options\.tail"):
+        build(ObjectiveSection(use="reverse_kl_head_tail", width=16, options={"tail": tail}))
+
+
+def test_a_support_of_nobodys_choice_is_refused():
+    with pytest.raises(UserError, match=r"objective\.options\.support: got 'student_topk'"):
+        build(ObjectiveSection(options={"support": "student_topk"}))
 
 
 def test_an_unknown_name_suggests_the_nearest():
