@@ -43,9 +43,24 @@ class OptimizerSection(Section):
     """Largest norm of the gradient."""
 
 
-class LearnerSection(Section):
-    """`learner`: memory and optimizer."""
+class LoraSection(Section):
+    """`learner.lora`: train a low-rank adapter and leave the student's own weights as they are."""
 
+    rank: int = Field(16, ge=1)
+    """Rank of the change of each weight."""
+
+    alpha: int = Field(32, ge=1)
+    """The change counts `alpha / rank` times."""
+
+    target_modules: Literal["all-linear"] | list[str] = "all-linear"
+    """Layers to adapt, by the ends of their names (`q_proj`, `layers.3.mlp.up_proj`); `all-linear` are all but the
+    head."""
+
+
+class LearnerSection(Section):
+    """`learner`: memory, what is trained, and optimizer."""
+
+    lora: LoraSection | None = None
     optimizer: OptimizerSection = OptimizerSection()
 
     micro_batch_tokens: int = Field(8192, ge=1)

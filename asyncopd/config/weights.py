@@ -24,6 +24,10 @@ class WeightsSection(Section):
     encoding: Literal["dense", "delta"] = "dense"
     """`delta` sends what changed in serving dtype, and all tensors where that is smaller, of `shm` and `disk`."""
 
+    host: str = Field("127.0.0.1", min_length=1)
+    """The address of this machine that the members of a `gloo` or `nccl` group meet at; servers on other machines need
+    one that they reach."""
+
     keyframe_every: int = Field(16, ge=1)
     """Updates after which all tensors are sent again, so that whoever comes late has few deltas to read."""
 
@@ -39,3 +43,7 @@ class WeightsSection(Section):
         if self.use in ("gloo", "nccl") and (self.encoding == "delta" or self.dir is not None):
             raise ValueError(f"use: {self.use} writes no files: leave encoding and dir out, or use shm or disk")
         return self
+
+    lora: Literal["merged", "adapter"] = "merged"
+    """What travels of a student with `learner.lora`: all its weights with the adapter `merged` in, or the `adapter`
+    alone, which each engine merges into the checkpoint it was started from."""

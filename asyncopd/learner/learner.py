@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -27,6 +28,7 @@ from asyncopd.learner.member import Member, member_of
 from asyncopd.learner.optimizer import Optimizer
 from asyncopd.learner.staleness import Staleness
 from asyncopd.learner.state import atomic_directory, export_checkpoint, save_tensors
+from asyncopd.learner.weights import FullWeights, Weights
 from asyncopd.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from asyncopd.models.packing import balanced_groups
 from asyncopd.models.resolve import resolve_template
@@ -36,10 +38,11 @@ from asyncopd.seams import Objective
 
 
 class Learner:
-    """Owns the student's float32 weights. Calls are not concurrent.
+    """Owns the student's weights, those that train in float32. Calls are not concurrent.
 
     `temperature` is the behaviour policy's; `steps` is the length of the learning-rate schedule;
     `step_count` is the number of optimizer steps behind the weights, and versions made here are of `timeline`.
+    With `publish` an adapter goes to engines merged or alone.
     """
 
     objective: Objective
@@ -58,6 +61,7 @@ class Learner:
         steps: int,
         seed: int,
         timeline: int = 0,
+        publish: Literal["merged", "adapter"] = "merged",
     ) -> None:
         torch.manual_seed(seed)
         self.objective = build(objective)
@@ -68,7 +72,8 @@ class Learner:
         self._model_section = model
         self._section = section
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self._model = load_causal_lm(directory, "float32").to(self._device)  # type: ignore[arg-type]
+        self._model = load_causal_lm(directory, "float32" if section.lora is None else model.dtype)
+        self._model.to(self._device)  # type: ignore[arg-type]
         self._forward = Forward(
             self._model,
             temperature=temperature,
@@ -76,6 +81,7 @@ class Learner:
             head_chunk=section.head_chunk,
             dtype=DTYPES[model.dtype],
         )
+        self._weights = self._choose_weights(publish)
         self._optimizer = Optimizer(self._model, section.optimizer, steps)
         self._staleness = Staleness(freshness, max_staleness)
         self._objective_state: dict[str, torch.Tensor] = {}
@@ -119,14 +125,13 @@ class Learner:
         )
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the weights in serving dtype under their Hugging Face names; tied ones once."""
-        for name, parameter in self._model.named_parameters():
-            yield name, parameter.detach().to(DTYPES[self._model_section.dtype])
+        """Yield what engines are sent: weights in serving dtype under their Hugging Face names, or an adapter."""
+        return self._weights.published()
 
     def save(self, directory: Path) -> None:
         """Write all that `restore` needs, atomically."""
         with atomic_directory(directory) as scratch:
-            save_tensors(scratch / "model.safetensors", dict(self._model.named_parameters()))
+            save_tensors(scratch / "model.safetensors", self._weights.trained)
             save_tensors(scratch / "optimizer.safetensors", self._optimizer.state())
             save_tensors(scratch / "objective.safetensors", self._objective_state)
             save_tensors(scratch / "random.safetensors", {"cpu": torch.random.get_rng_state()})
@@ -145,7 +150,7 @@ class Learner:
     def _restore(self, directory: Path) -> None:
         weights = load_file(directory / "model.safetensors")
         with torch.no_grad():
-            for name, parameter in self._model.named_parameters():
+            for name, parameter in self._weights.trained.items():
                 parameter.copy_(weights[name])
         self._optimizer.load_state(load_file(directory / "optimizer.safetensors"))
         self._objective_state = load_file(directory / "objective.safetensors")
@@ -155,12 +160,25 @@ class Learner:
         self._staleness.mismatch = state["mismatch"]
 
     def export(self, directory: Path) -> None:
-        """Write an ordinary Hugging Face checkpoint in serving dtype, with tokenizer and chat template, atomically."""
+        """Write an ordinary Hugging Face checkpoint in serving dtype, with tokenizer and chat template, atomically.
+
+        An adapter is merged in, and lies beside in `adapter/` too.
+        """
         template = self._model_section.chat_template
         tokenizer = load_tokenizer(self._directory, None if template is None else resolve_template(template))
         with atomic_directory(directory) as scratch:
-            export_checkpoint(self._model, dict(self.named_tensors()), scratch)
+            export_checkpoint(self._model, dict(self._weights.merged()), scratch)
             tokenizer.save_pretrained(scratch)
+            self._weights.export_beside(scratch)
+
+    def _choose_weights(self, publish: Literal["merged", "adapter"]) -> Weights:
+        dtype = DTYPES[self._model_section.dtype]
+        if self._section.lora is None:
+            return FullWeights(self._model, dtype)
+        from asyncopd.learner.lora import LoraWeights  # peft takes seconds to import
+
+        alone = publish == "adapter"
+        return LoraWeights(self._model, self._section.lora, alone=alone, base=self._model_section.model)
 
     def _accumulate(self, members: Sequence[Member], tokens: int, measures: Measures) -> float:
         """Add the gradient of one micro-batch's share of the loss; return that share."""

@@ -11,7 +11,7 @@ from asyncopd.config.learner import OptimizerSection
 
 
 class Optimizer:
-    """AdamW, or Muon on the hidden matrices and AdamW on the rest, under one schedule.
+    """AdamW, or Muon on the hidden matrices and AdamW on the rest, under one schedule, for what of a model trains.
 
     Its state is a flat mapping of tensors named `STATE.PARAMETER`.
     """
@@ -19,7 +19,7 @@ class Optimizer:
     def __init__(self, model: PreTrainedModel, section: OptimizerSection, steps: int) -> None:
         self._section = section
         self._steps = steps
-        self._names: dict[torch.Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        self._names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad}
         ends = {model.get_input_embeddings().weight, model.get_output_embeddings().weight}
         hidden = [p for p in self._names if p.ndim == 2 and p not in ends] if section.use == "muon" else []
         rest = [p for p in self._names if p not in set(hidden)]

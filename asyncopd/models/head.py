@@ -86,7 +86,8 @@ class _ChunkedHead(torch.autograd.Function):
         dtype = lse_RN.dtype
         wide_VD = weight_VD.to(dtype)
         grad_hidden_RD = torch.empty_like(hidden_RD)
-        grad_weight_VD = torch.zeros_like(wide_VD)
+        # A head that does not train needs no gradient as large as itself.
+        grad_weight_VD = torch.zeros_like(wide_VD) if context.needs_input_grad[1] else None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=dtype)
         for start in range(0, len(hidden_RD), context.chunk):
             part = slice(start, start + context.chunk)
@@ -95,11 +96,13 @@ class _ChunkedHead(torch.autograd.Function):
             grad_CV = _grad_logits(logits_CV, lse_RN[part], grad_lse_RN[part], context.temperatures)
             grad_CV.scatter_add_(1, ids_RK[part], grad_picked_RK[part])
             grad_hidden_RD[part] = (grad_CV @ wide_VD).to(hidden_RD.dtype)
-            grad_weight_VD.addmm_(grad_CV.T, hidden_CD)
+            if grad_weight_VD is not None:
+                grad_weight_VD.addmm_(grad_CV.T, hidden_CD)
             if grad_bias_V is not None:
                 grad_bias_V += grad_CV.sum(dim=0)
         grad_bias = None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_RD, grad_weight_VD.to(weight_VD.dtype), grad_bias, None, None, None
+        grad_weight = None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
+        return grad_hidden_RD, grad_weight, grad_bias, None, None, None
 
 
 def _logits(hidden_CD: torch.Tensor, weight_VD: torch.Tensor, bias_V: torch.Tensor | None) -> torch.Tensor:

@@ -63,11 +63,15 @@ def make_learner(student: Path) -> Callable[..., Learner]:
         distill_temperature: float = 1.0,
         width: int = WIDTH,
         timeline: int = 0,
+        lora: dict | None = None,
+        publish: str = "merged",
     ) -> Learner:
         return Learner(
             student,
             model=ModelSection(model=str(student), dtype=dtype),
-            section=LearnerSection(optimizer=optimizer or {}, micro_batch_tokens=micro_batch_tokens, head_chunk=16),
+            section=LearnerSection(
+                lora=lora, optimizer=optimizer or {}, micro_batch_tokens=micro_batch_tokens, head_chunk=16
+            ),
             objective=ObjectiveSection(use=use, width=width, distill_temperature=distill_temperature),
             freshness=FreshnessSection(**(freshness or {})),
             max_staleness=2,
@@ -75,6 +79,7 @@ def make_learner(student: Path) -> Callable[..., Learner]:
             steps=10,
             seed=0,
             timeline=timeline,
+            publish=publish,
         )
 
     return build

@@ -89,3 +89,18 @@ def test_no_rows_give_no_log_probabilities():
     hidden_RD, weight_VD, bias_V, ids_RK = inputs()
     output = chunked_head(hidden_RD[:0], weight_VD, bias_V, ids_RK[:0], (1.0,), 9)
     assert output.logp_RK(1.0).shape == (0, K)
+
+
+def test_a_frozen_head_gets_no_gradient_and_passes_on_the_same():
+    """An adapter's learner must not make a gradient as large as the head."""
+    torch.manual_seed(0)
+    hidden_RD = torch.randn(7, 5, dtype=torch.float64)
+    weight_VD = torch.randn(11, 5, dtype=torch.float64)
+    ids_RK = torch.randint(0, 11, (7, 3))
+    gradients = []
+    for trains in (True, False):
+        hidden, weight = hidden_RD.clone().requires_grad_(), weight_VD.clone().requires_grad_(trains)
+        chunked_head(hidden, weight, None, ids_RK, (0.7,), 3).logp_RK(0.7).sum().backward()
+        gradients.append(hidden.grad)
+        assert (weight.grad is not None) == trains
+    assert torch.equal(*gradients)
