@@ -33,6 +33,7 @@ from asyncopd.records import (
     Manifest,
     Version,
 )
+from asyncopd.tensors.broadcast import BroadcastReceiver
 from asyncopd.tensors.files import TornWeights
 from asyncopd.tensors.shadow import Shadow
 
@@ -195,7 +196,8 @@ class TorchReceiver:
         self._server = server
         self._gate = gate
         self._lifeline = lifeline
-        self._shadow = Shadow()
+        self._broadcasts = BroadcastReceiver()
+        self._shadow = Shadow(self._broadcasts)
         self._received: Version | None = None
 
     async def freeze(self) -> None:
@@ -204,7 +206,9 @@ class TorchReceiver:
         await self._lifeline.hold(self._server.drained())
 
     async def prepare(self, manifest: Manifest) -> None:
-        """Nothing is done ahead: the files are read by the thread that samples."""
+        """Take in what comes by broadcast; files are read later, by the thread that samples."""
+        if manifest.files[-1].format == "broadcast":
+            await self._lifeline.hold(asyncio.to_thread(self._shadow.follow, manifest))
 
     async def receive(self, manifest: Manifest) -> None:
         """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
@@ -224,7 +228,8 @@ class TorchReceiver:
         for name, parameter in expected.items():
             parameter.copy_(found[name])
         if manifest.files[-1].base is None:
-            self._shadow = Shadow()  # a delta may never follow, and the mapping keeps a removed file's memory
+            # A delta may never follow, and what was mapped or received would stay in memory.
+            self._shadow = Shadow(self._broadcasts)
 
     async def commit(self, version: Version) -> None:
         """Serve `version`, which must have been received."""

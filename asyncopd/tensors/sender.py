@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 
 from asyncopd.records import SendOrder, Version, WeightFile
+from asyncopd.tensors.broadcast import BroadcastSender
 from asyncopd.tensors.checkpoint import write_checkpoint
 from asyncopd.tensors.delta_file import write_delta
 from asyncopd.tensors.mapped import write_tensors
@@ -23,6 +24,11 @@ class Sender:
 
     def __init__(self) -> None:
         self._shadow = Shadow()
+        self._broadcast = BroadcastSender()
+
+    def holds(self, order: SendOrder) -> bool:
+        """Tell whether what is ordered can be sent although the learner has moved on."""
+        return order.format == "broadcast" and self._broadcast.holds(order.version)
 
     def send(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
         """Send `named_tensors`, the weights of `order.version` in serving dtype, and say what was sent.
@@ -34,8 +40,8 @@ class Sender:
                 return _write_dense(order.format, order.path, order.version, named_tensors)
             case "delta":
                 return self._send_delta(order, named_tensors)
-            case _:
-                raise ValueError(f"no sender of format {order.format}")
+            case "broadcast":
+                return self._broadcast.send(order, named_tensors)
 
     def _send_delta(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
         shadow = self._shadow

@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from asyncopd.records import Manifest, Version, WeightFile
+from asyncopd.tensors.broadcast import BroadcastReceiver
 from asyncopd.tensors.delta import BadDelta, apply, encode, words
 from asyncopd.tensors.delta_file import Change, Delta, read_delta
 from asyncopd.tensors.files import TornWeights
@@ -23,9 +24,13 @@ from asyncopd.tensors.reader import open_weights
 
 
 class Shadow:
-    """Empty at first. `tensors` are named as in the Hugging Face checkpoint, in serving dtype; do not write to them."""
+    """Empty at first. `tensors` are named as in the Hugging Face checkpoint, in serving dtype; do not write to them.
 
-    def __init__(self) -> None:
+    `broadcasts` is where tensors come by that are in no file.
+    """
+
+    def __init__(self, broadcasts: BroadcastReceiver | None = None) -> None:
+        self._broadcasts = broadcasts or BroadcastReceiver()
         self.version: Version | None = None
         self.tensors: dict[str, torch.Tensor] = {}
 
@@ -41,7 +46,7 @@ class Shadow:
         files = manifest.after(self.version)
         if not files:
             return ()
-        all_tensors = dict(open_weights(files[0])) if files[0].base is None else None
+        all_tensors = self._open(files[0]) if files[0].base is None else None
         deltas = [(file, read_delta(file)) for file in files if file.base is not None]
         if all_tensors is not None:
             self.tensors = all_tensors
@@ -60,6 +65,10 @@ class Shadow:
             raise
         self.version = manifest.version
         return tuple(dict.fromkeys(changed))
+
+    def _open(self, file: WeightFile) -> dict[str, torch.Tensor]:
+        """Return all tensors of a file, or from a broadcast."""
+        return dict(self._broadcasts.receive(file) if file.format == "broadcast" else open_weights(file))
 
     def checksum(self) -> int:
         """Return xxh3-64 of all tensors' bytes, in order."""

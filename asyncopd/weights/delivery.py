@@ -113,7 +113,7 @@ class Delivery:
         failed = [seat for seat in self._seats if seat.name in update.failed]
         # One worker's error is enough for its engine to fail; a moment later, the others have theirs.
         deadline = time.monotonic() + min(_AFTERMATH_S, self._timeout_s * (1 - _SHARE))
-        while not all(map(self._group.only_suffered, failed)) and time.monotonic() < deadline:  # noqa: ASYNC110 - told by a store
+        while not all(map(self._group.only_suffered, failed)) and time.monotonic() < deadline:  # noqa: ASYNC110 - polled
             await asyncio.sleep(_POLL_S)
         return {seat.name for seat in failed if self._group.only_suffered(seat)}
 
