@@ -13,8 +13,6 @@ from asyncopd.weights.remote import RemoteDirectory
 from asyncopd.weights.shm import OwnedDirectory, roomy_directory
 from asyncopd.weights.sync import Directory, FileWeightSync
 
-_LOOPBACK = "127.0.0.1"
-
 
 def open_sync(
     weights: WeightsSection,
@@ -36,7 +34,7 @@ def open_sync(
         return CollectiveWeightSync(
             receivers,
             transport=use,
-            host=_LOOPBACK,
+            host=weights.host,
             workers=engine.options.get("tensor_parallel_size", 1) * engine.options.get("pipeline_parallel_size", 1),
             timeout_s=engine.update_timeout_s,
             learner_timeout_s=learner_timeout_s,
