@@ -31,8 +31,9 @@ from asyncopd.engines.draws import Collector, completed, extra_args, worker_spec
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.turn import ended_turn, token_seed, tokens_left
+from asyncopd.engines.vllm.control import InProcess
 from asyncopd.engines.vllm.launch import launch
-from asyncopd.engines.vllm.receiver import VllmReceiver
+from asyncopd.engines.vllm.receiver import KvPolicy, VllmReceiver
 from asyncopd.records import (
     NO_DRAWS,
     Draws,
@@ -53,15 +54,18 @@ _STOP_REASONS = {"stop": "stop", "length": "length", "abort": "aborted"}
 class VllmEngine:
     """Implements `seams.Engine`; made by `start`."""
 
-    def __init__(self, name: str, llm: AsyncLLM, version: Version, capabilities: EngineCapabilities) -> None:
+    def __init__(
+        self, name: str, llm: AsyncLLM, version: Version, capabilities: EngineCapabilities, kv_policy: KvPolicy
+    ) -> None:
         self.name = name
         self.capabilities = capabilities
         self._llm = llm
+        self._kv_policy = kv_policy
         self._gate = Gate(version)
         self._lifeline = Lifeline(name)
         self._numbers = itertools.count()
         self._collector = Collector(self._fetch_draws)
-        self.receiver = VllmReceiver(name, llm, self._gate, self._lifeline)
+        self.receiver = VllmReceiver(name, InProcess(llm), self._gate, self._lifeline, kv_policy)
 
     @classmethod
     async def start(
@@ -83,12 +87,14 @@ class VllmEngine:
         async with asyncio.timeout(section.start_timeout_s):
             llm = await launch(directory, section, dtype=dtype, threads=threads, seed=seed, draws=draws)
             capabilities = EngineCapabilities(draws=draws, max_context=section.max_context, deterministic=False)
-            engine = cls(name, llm, version, capabilities)
+            engine = cls(name, llm, version, capabilities, section.kv_policy)
             try:
                 await llm.update_weight_version(str(version))
                 await engine._warm_up()
-            except BaseException:
+            except BaseException as error:
                 await engine.close()
+                if isinstance(error, EngineDeadError):
+                    raise EngineDied(f"engine {name} {_DEATH}") from error
                 raise
         return engine
 
@@ -154,7 +160,7 @@ class VllmEngine:
 
     async def _fetch_draws(self, keys: Sequence[str]) -> bytes:
         answers: list[bytes] = await self._llm.collective_rpc("take_draws", args=(keys,))
-        return answers[0]  # all ranks sample alike
+        return max(answers, key=len)  # ranks that sample do so alike, the others drew nothing
 
     async def probe(self) -> None:
         """Ask the core, which answers between two steps. Raises `EngineDied`."""

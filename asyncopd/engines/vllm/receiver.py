@@ -1,68 +1,146 @@
-"""The receiving side of a weight update, for vLLM in this process."""
+"""The receiving side of a weight update, for vLLM in this process or behind a server.
+
+Invariants:
+- generation goes on until `freeze`, and all that reads files comes before it;
+- what is refused before the model is touched leaves the old weights in service; a model that was touched stays
+  paused until it is whole again and committed;
+- a version is committed only where every worker says that it loaded exactly the tensors of the manifest.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import msgspec
-from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-from vllm.v1.engine.async_llm import AsyncLLM
 
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
+from asyncopd.engines.vllm.update_state import UpdateState
 from asyncopd.records import Manifest, Version
+
+KvPolicy = Literal["keep", "recompute"]
+
+_POLL_S = 0.01
+
+
+class RefusedUpdate(RuntimeError):
+    """An update is late, or a worker cannot come to its version; the message says why. The old weights serve on."""
+
+
+class WrongWeights(RuntimeError):
+    """A worker's weights are not those of the manifest; the engine stays paused until an update succeeds."""
+
+
+class VllmControl(Protocol):
+    """What the receiver asks of a running vLLM, under vLLM's own names; see `control.InProcess`."""
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def recompute(self) -> None:
+        """Have requests under way compute all their keys and values again."""
+        ...
+
+    async def call(self, method: str, **arguments: str) -> list[Any]:
+        """Call `method` of every worker."""
+        ...
+
+    async def start_update(self) -> None: ...
+
+    async def update(self, info: dict[str, Any]) -> None: ...
+
+    async def finish_update(self) -> None: ...
+
+    async def label(self, version: str) -> None:
+        """Have tokens sampled from here on carry `version`."""
+        ...
 
 
 class VllmReceiver:
-    """Implements `seams.WeightReceiver` for one `VllmEngine`."""
+    """Implements `seams.WeightReceiver` for the vLLM behind `control`, whose requests enter by `gate`."""
 
-    def __init__(self, name: str, llm: AsyncLLM, gate: Gate, lifeline: Lifeline) -> None:
+    def __init__(self, name: str, control: VllmControl, gate: Gate, lifeline: Lifeline, kv_policy: KvPolicy) -> None:
         self.name = name
-        self._llm = llm
+        self._control = control
         self._gate = gate
         self._lifeline = lifeline
-        self._update: asyncio.Task[None] | None = None
+        self._kv_policy = kv_policy
+        self._load: asyncio.Task[None] | None = None
         self._received: Version | None = None
 
     async def prepare(self, manifest: Manifest) -> None:
-        """Nothing is done ahead."""
+        """Have every worker fetch, verify and build the weights of `manifest`. Raises `RefusedUpdate`."""
+        served, version = self._gate.version, manifest.version
+        if version < served or (version == served and self._gate.whole):
+            raise RefusedUpdate(f"version {version} is not newer than {served}, which engine {self.name} serves")
+        await self._lifeline.hold(self._prepare(manifest))
+
+    async def _prepare(self, manifest: Manifest) -> None:
+        await self._control.call("prepare_weights", manifest=msgspec.json.encode(manifest).decode())
+        while True:
+            states = await self._states()
+            for state in states:
+                if state.asked != manifest.version:
+                    raise RefusedUpdate(f"version {manifest.version} was superseded by {state.asked}")
+                if state.error is not None:
+                    raise RefusedUpdate(state.error)
+            if all(state.ready for state in states):
+                return
+            await asyncio.sleep(_POLL_S)
+
+    async def _states(self) -> list[UpdateState]:
+        return msgspec.convert(await self._control.call("weights_state"), list[UpdateState])
 
     async def freeze(self) -> None:
         """Let no request in, and hold the ones under way with their keys and values."""
         await self._gate.shut()
-        await self._lifeline.hold(self._llm.pause_generation(mode="keep", clear_cache=False))
+        await self._lifeline.hold(self._control.pause())
 
     async def receive(self, manifest: Manifest) -> None:
-        """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
-        if self._update is not None:
+        """Load what was prepared."""
+        if self._load is not None:
             # Cut off by a deadline, it still runs in the worker, which refuses a second one beside it.
-            await self._lifeline.hold(_ended(self._update))
-        self._update = asyncio.create_task(self._load(manifest))
-        await self._lifeline.hold(_shielded(self._update))
+            await self._lifeline.hold(_ended(self._load))
+        self._load = asyncio.create_task(self._load_prepared(manifest))
+        await self._lifeline.hold(_shielded(self._load))
 
-    async def _load(self, manifest: Manifest) -> None:
+    async def _load_prepared(self, manifest: Manifest) -> None:
         self._received = None
-        await self._llm.start_weight_update()
-        chunk = {"manifest": msgspec.to_builtins(manifest)}
-        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=chunk))
+        await self._control.start_update()
         self._gate.whole = False
-        await self._llm.update_weights(WeightTransferUpdateRequest())
-        await self._llm.finish_weight_update()
+        try:
+            await self._control.update({"version": str(manifest.version)})
+        except Exception:
+            self._gate.whole = await self._untouched()
+            raise
+        await self._control.finish_update()
+        if self._kv_policy == "recompute":
+            await self._control.recompute()
+        for state in await self._states():
+            if (state.loaded, state.checksum) != (manifest.version, manifest.checksum):
+                raise WrongWeights(
+                    f"engine {self.name} loaded version {state.loaded} with the checksum {state.checksum}, "
+                    f"the manifest of version {manifest.version} says {manifest.checksum}"
+                )
         self._received = manifest.version
+
+    async def _untouched(self) -> bool:
+        return all(state.whole and state.loaded in (None, self._gate.version) for state in await self._states())
 
     async def commit(self, version: Version) -> None:
         """Label the tokens sampled from here on with `version`, which must have been received."""
         assert self._received == version, f"commit of {version} after receiving {self._received}"
-        await self._lifeline.hold(self._llm.update_weight_version(str(version)))
+        await self._lifeline.hold(self._control.label(str(version)))
         self._gate.commit(version)
 
     async def thaw(self) -> None:
         """Go on; after an update that was begun and not committed, stay paused until one is."""
         try:
             if self._gate.whole:
-                await self._lifeline.hold(self._llm.resume_generation())
+                await self._lifeline.hold(self._control.resume())
         finally:
             self._gate.open()
 

@@ -125,7 +125,7 @@ async def test_a_torn_file_is_refused_and_the_old_weights_serve_on(served: Serve
             return sent
 
     generating = asyncio.create_task(served.engine.generate(turn(prompt(5), max_tokens=300)))
-    with pytest.raises(PublishFailed, match=r"engine student-0: receive of version .* failed: .*the checksum"):
+    with pytest.raises(PublishFailed, match=r"engine student-0: prepare of version .* failed: .*the checksum"):
         await served.sync.publish(served.next, Torn(make_model(99, tied=served.tied)))
     assert ((await generating).version_R == served.engine.version.pack()).all()
     await served.check()
