@@ -18,6 +18,13 @@ class RolloutSection(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature of the behaviour policy."""
 
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Only the fewest tokens that hold this much probability may be sampled. Log μ is that of the distribution so
+    cut; objectives with a ratio or draws refuse a cut."""
+
+    top_k: int = Field(0, ge=0)
+    """Only so many of the likeliest tokens may be sampled, before `top_p`; 0 is all."""
+
     max_turns: int = Field(8, ge=1)
     """Assistant turns of an episode."""
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.records import (
+    NO_DRAWS,
+    DrawSpec,
     GenerateRequest,
     Generation,
     Outcome,
@@ -55,11 +57,14 @@ class RolloutPool:
         chat: Chat,
         section: RolloutSection,
         seed: int,
+        draws: DrawSpec = NO_DRAWS,
     ) -> None:
+        """`draws` are wanted of each generated token."""
         self.engine = engine
         self.chat = chat
         self.section = section
         self.seed = seed
+        self.draws = draws
         self._agent = ToolLoop(chat, section, engine.capabilities.max_context)
         self._environments = Environments(make_environment)
         self._slots = asyncio.Semaphore(section.max_concurrent)
@@ -158,6 +163,8 @@ class _Attempt:
             max_tokens=min(section.max_turn_tokens, engine.capabilities.max_context - len(prompt_ids)),
             seed=turn_seed(self.pool.seed, self.task.id, self.sample, turn),
             stop_ids=self.pool.chat.stop_ids,
+            top_p=section.top_p,
+            top_k=section.top_k,
         )
         return GenerateRequest(
             request_id=f"{self.number}-{turn}",
@@ -167,4 +174,5 @@ class _Attempt:
             min_version=self.min_version,
             deadline=min(self.deadline, asyncio.get_running_loop().time() + section.generate_timeout_s),
             engine=self.engine,
+            draws=self.pool.draws,
         )

@@ -16,7 +16,8 @@ from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
 from asyncopd.objectives.presets import build
 from asyncopd.plugins import find_for
-from asyncopd.records import Support, ToolSpec
+from asyncopd.records import DrawSpec, Support, ToolSpec
+from asyncopd.runtime.behaviour import check_behaviour
 from asyncopd.runtime.world import World, check_prompts, open_world
 from asyncopd.scoring.cache.open import check
 from asyncopd.seams import Teacher
@@ -34,6 +35,7 @@ class Prepared:
     chat: Chat
     world: World
     support: Support
+    draws: DrawSpec
 
 
 async def prepare(config: TrainConfig) -> Prepared:
@@ -46,6 +48,7 @@ async def prepare(config: TrainConfig) -> Prepared:
             "asks no teacher",
             "choose another, or use asyncopd sft",
         )
+    check_behaviour(config, objective.needs)
     world = await open_world(config.environment)
     student = resolve(config.student.model)
     teacher = resolve(config.teacher.model)
@@ -64,7 +67,7 @@ async def prepare(config: TrainConfig) -> Prepared:
             "ask for fewer",
         )
     await check(config.scoring)
-    return Prepared(config, student, teacher, tokenizer, chat, world, objective.support)
+    return Prepared(config, student, teacher, tokenizer, chat, world, objective.support, objective.needs.draws)
 
 
 def make_teacher(config: TrainConfig, directory: Path, tools: list[ToolSpec]) -> Teacher:

@@ -12,7 +12,7 @@ from asyncopd.config.root import SftConfig, TrainConfig
 from asyncopd.engines.fleet import Fleet
 from asyncopd.engines.start import start_engine
 from asyncopd.engines.supervisor import Start, Supervisor
-from asyncopd.records import Version
+from asyncopd.records import NO_DRAWS, DrawSpec, Version
 from asyncopd.rollout.pool import RolloutPool
 from asyncopd.runtime.learner_process import LearnerProcess
 from asyncopd.runtime.metered import MeteredGenerator
@@ -69,7 +69,8 @@ async def open_roles(
         if config.engine.urls and record.step == 0:
             await _give_weights(sync, learner)
         metered = MeteredGenerator(fleet, metrics.busy["rollout"])
-        pool = RolloutPool(metered, prepared.world.make, prepared.chat, config.rollout, config.run.seed)
+        make, chat, seed = prepared.world.make, prepared.chat, config.run.seed
+        pool = RolloutPool(metered, make, chat, config.rollout, seed, prepared.draws)
         stack.push_async_callback(pool.close)
         service = ScoringService(teacher, store, config.scoring, prepared.support)
         stack.push_async_callback(service.close)
@@ -95,13 +96,18 @@ def _starter(prepared: Prepared, directory: RunDirectory) -> Start:
 
     async def start(name: str, url: str | None) -> Engine:
         async with turn:
-            return await _start_engine(config, name, prepared.student, url, directory.engine_logs)
+            return await _start_engine(config, name, prepared.student, url, directory.engine_logs, prepared.draws)
 
     return start
 
 
 async def _start_engine(
-    config: TrainConfig | SftConfig, name: str, directory: Path, url: str | None = None, logs: Path | None = None
+    config: TrainConfig | SftConfig,
+    name: str,
+    directory: Path,
+    url: str | None = None,
+    logs: Path | None = None,
+    draws: DrawSpec = NO_DRAWS,
 ) -> Engine:
     return await start_engine(
         name,
@@ -113,6 +119,7 @@ async def _start_engine(
         version=Version(0, 0),
         url=url,
         logs=logs,
+        draws=draws,
     )
 
 

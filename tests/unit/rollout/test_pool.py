@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncopd.config.rollout import RolloutSection
-from asyncopd.records import GenerateRequest, Generation, Step, Task, Version
+from asyncopd.records import NO_DRAWS, DrawSpec, GenerateRequest, Generation, Step, Task, Version
 from asyncopd.rollout.pool import RolloutError, RolloutPool
 from asyncopd.rollout.seeds import episode_seed, turn_seed
 from asyncopd.seams import DeadlineExceeded, EngineDied
@@ -36,7 +36,12 @@ class House:
 
 @pytest.fixture
 def house(shop: type, scripted_engine: type, section: RolloutSection, byte_chat: Any) -> Callable[..., House]:
-    def build(script: Callable[[GenerateRequest], Any] = answer, make: Any = None, **options: Any) -> House:
+    def build(
+        script: Callable[[GenerateRequest], Any] = answer,
+        make: Any = None,
+        draws: DrawSpec = NO_DRAWS,
+        **options: Any,
+    ) -> House:
         made: list[Any] = []
 
         def open_shop() -> Any:
@@ -44,7 +49,7 @@ def house(shop: type, scripted_engine: type, section: RolloutSection, byte_chat:
             return made[-1]
 
         engine = scripted_engine(byte_chat, script)
-        pool = RolloutPool(engine, open_shop, byte_chat, section.model_copy(update=options), seed=11)
+        pool = RolloutPool(engine, open_shop, byte_chat, section.model_copy(update=options), 11, draws)
         return House(pool, engine, made)
 
     return build
@@ -101,6 +106,15 @@ async def test_environment_is_seeded_by_task_and_sample(house, cup: Task) -> Non
     for attempt, sample in ((1, 0), (2, 1), (3, 0)):
         await place.live(cup, attempt, sample)
     assert place.made[0].seeds == [episode_seed(11, "cup", sample) for sample in (0, 1, 0)]
+
+
+async def test_request_says_how_the_distribution_is_cut_and_which_draws_are_wanted(house, cup: Task) -> None:
+    plain, cut = house(), house(top_p=0.9, top_k=7, draws=DrawSpec(head=4, tail=2))
+    for place in (plain, cut):
+        await place.live(cup)
+    assert all(r.draws == NO_DRAWS and (r.sampling.top_p, r.sampling.top_k) == (1, 0) for r in plain.engine.requests)
+    assert all(r.draws == DrawSpec(head=4, tail=2) for r in cut.engine.requests)
+    assert all((r.sampling.top_p, r.sampling.top_k) == (0.9, 7) for r in cut.engine.requests)
 
 
 async def test_request_carries_the_limits_and_the_version_floor(house, cup: Task) -> None:
