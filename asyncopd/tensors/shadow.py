@@ -26,6 +26,8 @@ from asyncopd.tensors.reader import open_weights
 class Shadow:
     """Empty at first. `tensors` are named as in the Hugging Face checkpoint, in serving dtype; do not write to them.
 
+    Those that no delta has changed yet are views of a mapped file. The others have memory of their own, which is
+    kept for as long as the shadow: to map anew and have each page copied costs as much as all the rest.
     `broadcasts` is where tensors come by that are in no file.
     """
 
@@ -33,42 +35,50 @@ class Shadow:
         self._broadcasts = broadcasts or BroadcastReceiver()
         self.version: Version | None = None
         self.tensors: dict[str, torch.Tensor] = {}
+        self._own: set[str] = set()
 
     # --- the engine's side: following ---------------------------------------------------------------
 
     def follow(self, manifest: Manifest) -> tuple[str, ...]:
-        """Come to the version of `manifest`; return the names of the tensors that may have changed.
+        """Come to the version of `manifest`; return the names of the tensors that changed, and of new ones.
 
-        A file of all tensors is mapped, so that only what deltas change of it takes memory. Raises `TornWeights`:
-        for a file that is torn, with nothing changed; for tensors that do not come out as the manifest says, with
-        the shadow empty.
+        Raises `TornWeights`: for a file that is torn, with nothing changed; for tensors that do not come out as the
+        manifest says, with the shadow empty.
         """
         files = manifest.after(self.version)
-        if not files:
-            return ()
-        all_tensors = self._open(files[0]) if files[0].base is None else None
+        all_tensors = [self._open(file) for file in files if file.base is None]
         deltas = [(file, read_delta(file)) for file in files if file.base is not None]
-        if all_tensors is not None:
-            self.tensors = all_tensors
-        changed = list(self.tensors) if all_tensors is not None else []
         self.version = None
+        changed: dict[str, None] = {}
+        for tensors in all_tensors:
+            changed |= dict.fromkeys(self._replace(tensors))
         try:
             for file, delta in deltas:
-                changed += self._apply(file, delta)
+                changed |= dict.fromkeys(self._apply(file, delta))
             if deltas and self.checksum() != manifest.checksum:
                 raise TornWeights(
                     f"{files[-1].path}: after it the tensors have the checksum {self.checksum():016x}, "
                     f"the manifest says {manifest.checksum:016x}; they are discarded"
                 )
         except TornWeights:
-            self.tensors = {}
+            self.tensors, self._own = {}, set()
             raise
         self.version = manifest.version
-        return tuple(dict.fromkeys(changed))
+        return tuple(changed)
 
     def _open(self, file: WeightFile) -> dict[str, torch.Tensor]:
         """Return all tensors of a file, or from a broadcast."""
         return dict(self._broadcasts.receive(file) if file.format == "broadcast" else open_weights(file))
+
+    def _replace(self, tensors: dict[str, torch.Tensor]) -> list[str]:
+        """Become `tensors`; return the names of those that are not as before."""
+        before, self.tensors = self.tensors, tensors
+        changed = [name for name, tensor in tensors.items() if not _same_bits(before.get(name), tensor)]
+        self._own &= {name for name, tensor in tensors.items() if _alike(before.get(name), tensor)}
+        for name in self._own:
+            before[name].copy_(tensors[name])
+            tensors[name] = before[name]
+        return changed
 
     def checksum(self) -> int:
         """Return xxh3-64 of all tensors' bytes, in order."""
@@ -80,6 +90,9 @@ class Shadow:
     def _apply(self, file: WeightFile, delta: Iterable[tuple[str, memoryview]]) -> Iterator[str]:
         for name, data in delta:
             try:
+                if name not in self._own:
+                    self.tensors[name] = self.tensors[name].clone()
+                    self._own.add(name)
                 apply(self._words(name), data)
             except (BadDelta, KeyError) as error:
                 raise TornWeights(f"{file.path}: {name} cannot be changed as it says: {error}") from error
@@ -97,6 +110,7 @@ class Shadow:
             self.diff(version, named_tensors, limit=0)
             return
         self.tensors = {name: tensor.detach().cpu().clone() for name, tensor in named_tensors}
+        self._own = set(self.tensors)
         self.version = version
 
     def diff(self, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]], limit: int) -> Delta | None:
@@ -130,6 +144,17 @@ class Shadow:
         return Delta(base=base, version=version, changes=tuple(changes), dense_checksum=hasher.intdigest())
 
     def _check_same(self, name: str, tensor: torch.Tensor) -> None:
-        mine = self.tensors.get(name)
-        if mine is None or (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
-            raise ValueError(f"weights: {name} is {tensor.dtype} {tuple(tensor.shape)}, before it was {mine}")
+        before = self.tensors.get(name)
+        if not _alike(before, tensor):
+            was = "missing" if before is None else f"{before.dtype} {tuple(before.shape)}"
+            raise ValueError(f"weights: {name} is {tensor.dtype} {tuple(tensor.shape)}, before it was {was}")
+
+
+def _alike(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and (one.dtype, one.shape) == (other.dtype, other.shape)
+
+
+def _same_bits(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    if one is None or not _alike(one, other):
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

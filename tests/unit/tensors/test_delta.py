@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from unittest import mock
 
 import numpy as np
@@ -114,8 +115,6 @@ def test_a_delta_that_cannot_be_is_refused() -> None:
 @given(st.binary(max_size=60), st.sampled_from(["<u2", "<u4"]))
 def test_no_bytes_reach_beyond_the_tensor(data: bytes, dtype: str) -> None:
     guarded = np.zeros(70, dtype)
-    try:
+    with contextlib.suppress(BadDelta):
         apply(guarded[20:50], memoryview(data))
-    except BadDelta:
-        pass
     assert not guarded[:20].any() and not guarded[50:].any()

@@ -118,8 +118,35 @@ def test_one_of_another_chain_starts_from_all_tensors(learner: Learner, tmp_path
     other.send()
     shadow = Shadow()
     shadow.follow(other.manifest)
-    assert shadow.follow(learner.manifest) == ("embed", "norm", "frozen")
+    assert shadow.follow(learner.manifest) == ("embed", "norm")
     assert learner.is_as(shadow)
+
+
+def test_another_keyframe_keeps_the_memory_and_names_what_changed(learner: Learner) -> None:
+    shadow = Shadow()
+    shadow.follow(learner.manifest)
+    where = {name: tensor.data_ptr() for name, tensor in shadow.tensors.items()}
+    learner.files = []
+    learner.tensors["norm"] = learner.tensors["norm"] * 2
+    learner.step += 1
+    assert learner.send().format == "mapped"
+    assert shadow.follow(learner.manifest) == ("norm",)
+    assert learner.is_as(shadow)
+    assert {name for name, tensor in shadow.tensors.items() if tensor.data_ptr() == where[name]} == {"embed", "norm"}
+    learner.move()
+    learner.send()
+    shadow.follow(learner.manifest)
+    assert learner.is_as(shadow)
+
+
+def test_a_keyframe_of_another_layout_replaces_all(learner: Learner, tmp_path: Path) -> None:
+    shadow = Shadow()
+    shadow.follow(learner.manifest)
+    tensors = {"embed": torch.ones(2, 2), "norm": learner.tensors["norm"], "new": torch.zeros(1)}
+    keyframe = write_tensors(tmp_path / "other", Version(5, 0), tensors.items())
+    assert shadow.follow(Manifest(files=(keyframe,))) == ("embed", "new")
+    assert list(shadow.tensors) == list(tensors)
+    assert all(torch.equal(shadow.tensors[name], tensor) for name, tensor in tensors.items())
 
 
 def test_nothing_changes_where_any_file_to_be_read_is_torn(learner: Learner) -> None:
@@ -181,19 +208,17 @@ def test_files_are_never_written_to_and_may_go_once_followed(learner: Learner) -
 
 
 def test_only_what_deltas_touch_takes_memory(tmp_path: Path) -> None:
-    quiet = torch.zeros(16 * 2**20, dtype=torch.bfloat16)
-    sender = Sender()
-    order = SendOrder(version=Version(0, 0), path=f"{tmp_path}/0", format="delta")
-    keyframe = sender.send(order, [("quiet", quiet)])
-    quiet[:2048] = 1
-    order = SendOrder(version=Version(0, 1), path=f"{tmp_path}/1", format="delta", base=Version(0, 0))
-    delta = sender.send(order, [("quiet", quiet)])
+    learner = Learner(tmp_path)
+    learner.tensors["frozen"] = torch.zeros(16 * 2**20, dtype=torch.bfloat16)
+    learner.send()
+    learner.move()
+    learner.send()
     shadow = Shadow()
     before = anonymous_bytes()
-    shadow.follow(Manifest(files=(keyframe, delta)))
+    shadow.follow(learner.manifest)
     taken = anonymous_bytes() - before
-    assert shadow.tensors["quiet"][2047] == 1
-    assert taken < quiet.nbytes / 4
+    assert learner.is_as(shadow)
+    assert taken < learner.tensors["frozen"].nbytes / 4
 
 
 def test_a_sender_answers_with_all_tensors_where_a_delta_is_not_worth_it(learner: Learner) -> None:
