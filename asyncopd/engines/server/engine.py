@@ -222,7 +222,7 @@ class ServerEngine:
 
     async def _fetch_draws(self, keys: Sequence[str]) -> bytes:
         texts = await self._control.call("take_draws_text", *keys)
-        return base64.b64decode(texts[0])
+        return base64.b64decode(max(texts, key=len))  # ranks that sample do so alike, the others drew nothing
 
     async def _lost(self, error: Exception) -> EngineDied:
         """Give the server up, and return why."""

@@ -1,7 +1,7 @@
 """A vLLM server of our own, on a private unix socket.
 
 Invariants:
-- no TCP port is opened, for vLLM guards only some of its endpoints with a key; the socket lies in a directory that
+- its endpoints have no TCP port, for vLLM guards only some of them with a key; the socket lies in a directory that
   only this user can enter;
 - the server, its core and that directory end whenever this process does, even by SIGKILL;
 - its end is noticed at once, and told with the last lines of its log.

@@ -27,10 +27,16 @@ class ServerReceiver(VllmReceiver):
         super().__init__(name, control, gate, lifeline, kv_policy)
         self._server = control
         self._answers = answers
+        self._known = gate.whole
+
+    async def _untouched(self) -> bool:
+        """Whether the weights are those of the version served; of another's server, they are not before an update."""
+        return self._known and await super()._untouched()
 
     async def commit(self, version: Version) -> None:
         """Label the tokens sampled from here on with `version`, which must have been received."""
         workers = await self._lifeline.hold(self._server.call("progress"))
         await super().commit(version)
+        self._known = True
         for key, answer in self._answers.items():
             answer.committed(version, max((counts.get(key, 0) for counts in workers), default=0))
