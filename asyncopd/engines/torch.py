@@ -22,20 +22,19 @@ from asyncopd.config.model import Dtype
 from asyncopd.engines.decoder import Decoder, Row
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
+from asyncopd.engines.torch_receiver import TorchReceiver
 from asyncopd.engines.turn import ended_turn, tokens_left
-from asyncopd.models.loading import load_causal_lm
+from asyncopd.models.loading import DTYPES, load_causal_lm
 from asyncopd.records import (
     NO_DRAWS,
     DrawSpec,
     EngineCapabilities,
     GenerateRequest,
     Generation,
-    Manifest,
     Version,
 )
-from asyncopd.tensors.broadcast import BroadcastReceiver
-from asyncopd.tensors.files import TornWeights
-from asyncopd.tensors.shadow import Shadow
+from asyncopd.tensors.base import CheckpointTensors
+from asyncopd.tensors.received import Received
 
 
 class TorchEngine:
@@ -45,6 +44,7 @@ class TorchEngine:
         self,
         name: str,
         decoder: Decoder,
+        received: Received,
         thread: ThreadPoolExecutor,
         section: EngineSection,
         version: Version,
@@ -59,7 +59,7 @@ class TorchEngine:
         self._server = _Server(decoder, thread, section.max_concurrent)
         self._task = asyncio.create_task(self._server.run(), name=f"engine-{name}")
         self._task.add_done_callback(self._ended)
-        self.receiver = TorchReceiver(name, self._server, self._gate, self._lifeline)
+        self.receiver = TorchReceiver(name, decoder.model, self._server, received, self._gate, self._lifeline)
 
     @classmethod
     async def start(
@@ -89,7 +89,8 @@ class TorchEngine:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(name, decoder, thread, section, version, draws)
+        received = Received(CheckpointTensors(directory), DTYPES[dtype])
+        return cls(name, decoder, received, thread, section, version, draws)
 
     @property
     def version(self) -> Version:
@@ -186,59 +187,6 @@ class _Server:
                         answer.set_result(None)
             self._work.clear()
             self._idle.set()
-
-
-class TorchReceiver:
-    """Implements `seams.WeightReceiver` for one `TorchEngine`."""
-
-    def __init__(self, name: str, server: _Server, gate: Gate, lifeline: Lifeline) -> None:
-        self.name = name
-        self._server = server
-        self._gate = gate
-        self._lifeline = lifeline
-        self._broadcasts = BroadcastReceiver()
-        self._shadow = Shadow(self._broadcasts)
-        self._received: Version | None = None
-
-    async def freeze(self) -> None:
-        """Let no request in, and wait for the ones under way to finish."""
-        await self._gate.shut()
-        await self._lifeline.hold(self._server.drained())
-
-    async def prepare(self, manifest: Manifest) -> None:
-        """Take in what comes by broadcast; files are read later, by the thread that samples."""
-        if manifest.files[-1].format == "broadcast":
-            await self._lifeline.hold(asyncio.to_thread(self._shadow.follow, manifest))
-
-    async def receive(self, manifest: Manifest) -> None:
-        """Load the weights of `manifest`; a file refused before loading leaves the old weights in service."""
-        self._received = None
-        await self._lifeline.hold(self._server.call(self._load, manifest))
-        self._received = manifest.version
-
-    def _load(self, manifest: Manifest) -> None:
-        self._shadow.follow(manifest)
-        found = self._shadow.tensors
-        model = self._server.decoder.model
-        expected = dict(model.named_parameters())
-        for name in sorted(expected.keys() | found.keys() - model.all_tied_weights_keys.keys()):
-            if name not in found or name not in expected or found[name].shape != expected[name].shape:
-                raise TornWeights(f"{manifest.files[-1].path}: {name} is not as in the checkpoint that is served")
-        self._gate.whole = False
-        for name, parameter in expected.items():
-            parameter.copy_(found[name])
-        if manifest.files[-1].base is None:
-            # A delta may never follow, and what was mapped or received would stay in memory.
-            self._shadow = Shadow(self._broadcasts)
-
-    async def commit(self, version: Version) -> None:
-        """Serve `version`, which must have been received."""
-        assert self._received == version, f"commit of {version} after receiving {self._received}"
-        self._gate.commit(version)
-
-    async def thaw(self) -> None:
-        """Let requests in again; after an update begun and not committed, they wait for the next one."""
-        self._gate.open()
 
 
 def _generation(row: Row, version: Version) -> Generation:

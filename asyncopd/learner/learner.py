@@ -32,8 +32,9 @@ from asyncopd.learner.weights import FullWeights, Weights
 from asyncopd.models.loading import DTYPES, load_causal_lm, load_tokenizer
 from asyncopd.models.packing import balanced_groups
 from asyncopd.models.resolve import resolve_template
+from asyncopd.objectives.needs import Needs
 from asyncopd.objectives.presets import build
-from asyncopd.records import Batch, StepReport
+from asyncopd.records import Batch, Differences, Sample, Segment, StepReport
 from asyncopd.seams import Objective
 
 
@@ -124,6 +125,20 @@ class Learner:
             mixed=measures.mixed(),
         )
 
+    @torch.no_grad()
+    def compare(self, segments: Sequence[Segment]) -> Differences:
+        """Compare engine and learner over generated tokens of the weights as they are; other tokens do not count."""
+        needs = Needs(support=None, behaviour=True)
+        timeline = None if self.step_count == self._began else self._timeline
+        samples = [Sample(attempt=n, group=n, domain="", segment=segment) for n, segment in enumerate(segments)]
+        members = [m for sample in samples if (m := member_of(sample, needs, self.step_count, timeline))]
+        differences = Differences()
+        for group in balanced_groups([len(m.ids_T) for m in members], self._section.micro_batch_tokens):
+            chosen = [members[index] for index in group]
+            for member, logp_R in zip(chosen, self._forward(chosen).logp_per_member(), strict=True):
+                differences += Differences.of((logp_R - member.behaviour_R)[member.exact_R])
+        return differences
+
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what engines are sent: weights in serving dtype under their Hugging Face names, or an adapter."""
         return self._weights.published()
@@ -178,7 +193,7 @@ class Learner:
         from asyncopd.learner.lora import LoraWeights  # peft takes seconds to import
 
         alone = publish == "adapter"
-        return LoraWeights(self._model, self._section.lora, alone=alone, base=self._model_section.model)
+        return LoraWeights(self._model, self._section.lora, alone=alone, base=self._directory)
 
     def _accumulate(self, members: Sequence[Member], tokens: int, measures: Measures) -> float:
         """Add the gradient of one micro-batch's share of the loss; return that share."""

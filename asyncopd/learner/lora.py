@@ -25,10 +25,11 @@ _OF_PEFT = (".base_layer", f".{_ADAPTER}")
 class LoraWeights:
     """Puts an adapter into `model`, whose weights are in serving dtype, and trains it in float32.
 
-    `published` is the adapter alone where `alone` says so. Raises `UserError` for layers that cannot be adapted.
+    `published` is the adapter alone where `alone` says so; `base` is the directory of the model. Raises `UserError`
+    for layers that cannot be adapted.
     """
 
-    def __init__(self, model: PreTrainedModel, section: LoraSection, *, alone: bool, base: str) -> None:
+    def __init__(self, model: PreTrainedModel, section: LoraSection, *, alone: bool, base: Path) -> None:
         self._model = model
         self._alone = alone
         self._config = LoraConfig(
@@ -36,7 +37,7 @@ class LoraWeights:
             lora_alpha=section.alpha,
             target_modules=section.target_modules,
             lora_dropout=0.0,  # the policy that learns must be the one that is served
-            base_model_name_or_path=base,
+            base_model_name_or_path=str(base.resolve()),
             task_type="CAUSAL_LM",
         )
         self._layers = _inject(model, self._config)
