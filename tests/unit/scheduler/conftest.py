@@ -20,9 +20,10 @@ Move = tuple[str, Any]
 
 @dataclass
 class Rollout:
-    """An episode under way; `began` is the version its present turn began with, `tokens` their versions' steps."""
+    """An episode under way on `engine`; `began` is the version its present turn began with, `tokens` their steps."""
 
     order: do.StartAttempt
+    engine: str
     began: Version
     tokens: list[int] = field(default_factory=list)
 
@@ -53,7 +54,8 @@ class World:
         self.left_behind: set[str] = set()
         self.history: list[do.TrainStep] = []
         self.generated = 0
-        self.version = Version(0, 0)
+        self.version = self.published = Version(0, 0)
+        self.replacements = 0
         self.durable = 0
         self.end: do.Command | None = None
         self.stopped = False
@@ -72,7 +74,7 @@ class World:
         match command:
             case do.StartAttempt():
                 assert self.engines[command.engine] == command.min_version
-                self.rolling[command.attempt] = Rollout(command, command.min_version)
+                self.rolling[command.attempt] = Rollout(command, command.engine, command.min_version)
             case do.ScoreAttempt():
                 assert command.payload in self.payloads
                 self.scoring[command.attempt] = command.payload
@@ -93,7 +95,10 @@ class World:
         moves: list[Move] = [("start_engine", name) for name, version in self.engines.items() if version is None]
         moves += [("commit", name) for name, pending in self.commits.items() if pending]
         for number, rollout in self.rolling.items():
-            moves.append(("turn", number))
+            if rollout.engine in self.able(rollout):
+                moves.append(("turn", number))
+            elif self.able(rollout):
+                moves.append(("move", number))
             if rollout.tokens:
                 moves.append(("finish", number))
         moves += [("score", number) for number in self.scoring]
@@ -110,11 +115,28 @@ class World:
         self.engines[name] = Version(0, 0)
         return self.send(on.EngineReady(time=0, engine=name, version=Version(0, 0)))
 
-    def lose_engine(self, name: str) -> None:
+    def lose_engine(self, name: str, chance: random.Random | None = None) -> None:
+        """An engine dies. By chance its episodes go on elsewhere, and one that has caught up takes its place."""
         self.engines[name] = None
+        self.commits[name].clear()
         self.send(on.EngineLost(time=0, engine=name))
-        for number in [n for n, rollout in self.rolling.items() if rollout.order.engine == name]:
-            self.fail(number, "engine_lost")
+        for number in [n for n, rollout in self.rolling.items() if rollout.engine == name]:
+            if chance is None or chance.random() < 0.3:
+                self.fail(number, "engine_lost")
+        if chance is not None and chance.random() < 0.7:
+            self.replacements += 1
+            replacement = f"{name}.{self.replacements}"
+            self.engines[replacement], self.commits[replacement] = self.published, []
+            self.send(on.EngineReady(time=0, engine=replacement, version=self.published))
+
+    def able(self, rollout: Rollout) -> list[str]:
+        """Return the engines that may go on with an episode: its versions never go back."""
+        return [name for name, version in self.engines.items() if version is not None and version >= rollout.began]
+
+    def move(self, number: int) -> None:
+        """An episode goes on elsewhere."""
+        rollout = self.rolling[number]
+        rollout.engine = self.able(rollout)[0]
 
     def commit(self, name: str = "student-0") -> tuple[do.Command, ...]:
         version = self.commits[name].pop(0)
@@ -126,7 +148,7 @@ class World:
     def turn(self, number: int, tokens: int = 4) -> tuple[do.Command, ...]:
         """An engine returns a turn, half of it at the version it began with, half at that of now."""
         rollout = self.rolling[number]
-        last = self.engines[rollout.order.engine]
+        last = self.engines[rollout.engine]
         assert last is not None
         rollout.tokens += [rollout.began.step] * (tokens // 2) + [last.step] * (tokens - tokens // 2)
         event = on.TurnGenerated(time=0, attempt=number, tokens=tokens, first=rollout.began, last=last)
@@ -164,6 +186,7 @@ class World:
         command = self.learner.pop(0)
         if isinstance(command, do.PublishWeights):
             assert command.version == self.version
+            self.published = command.version
             for pending in self.commits.values():
                 pending.append(command.version)
             return ()
@@ -261,7 +284,7 @@ class World:
         elif kind == "fail" and self.rolling:
             self.fail(chance.choice(list(self.rolling)))
         elif kind == "lose_engine":
-            self.lose_engine(chance.choice(list(self.engines)))
+            self.lose_engine(chance.choice(list(self.engines)), chance)
 
 
 @pytest.fixture(scope="session")
