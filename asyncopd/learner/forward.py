@@ -49,6 +49,7 @@ class ForwardOutput:
             freshness_R=joined(weight_R, device).to(self.logp_R.dtype),
             logp_RK=self.logp_RK,
             teacher_RK=joined([member.teacher_RK for member in self.members], device),
+            teacher_tail_R=joined([member.teacher_tail_R for member in self.members], device),
             behaviour_RK=joined([member.behaviour_RK for member in self.members], device),
         )
 

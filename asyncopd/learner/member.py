@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from asyncopd.objectives.needs import Needs
-from asyncopd.records import Sample, Version
+from asyncopd.records import Sample, Version, tail_of
 from asyncopd.records.version import steps_of
 
 
@@ -28,6 +28,7 @@ class Member:
     exact_R           bool, whether the learner's weights sampled it, over a context computed with them too
     mixed_R           bool, whether they sampled it over a context that older ones computed part of
     support_ids_RK    int64, teacher_RK float32 log T; K = 0 where no teacher is asked
+    teacher_tail_R    float32 log of T's mass outside these ids, where they are distinct
     behaviour_RK      float32 log μ at these ids; K = 0 where the teacher chose them
     """
 
@@ -41,6 +42,7 @@ class Member:
     mixed_R: np.ndarray
     support_ids_RK: np.ndarray
     teacher_RK: np.ndarray
+    teacher_tail_R: np.ndarray
     behaviour_RK: np.ndarray
 
     def __len__(self) -> int:
@@ -60,9 +62,11 @@ def member_of(sample: Sample, needs: Needs, step: int, timeline: int | None = No
     assert rows_R[0] > 0, f"attempt {sample.attempt}: a segment's first token has no context to be predicted from"
     support_ids_RK = np.zeros((len(rows_R), 0), dtype=np.int64)
     teacher_RK = behaviour_RK = np.zeros((len(rows_R), 0), dtype=np.float32)
+    teacher_tail_R = np.zeros(len(rows_R), dtype=np.float32)
     if needs.support is not None and scores is not None:
         scores = scores.narrowed(needs.support)
         support_ids_RK, teacher_RK = scores.ids_RK.astype(np.int64), scores.logp_RK
+        teacher_tail_R = tail_of(teacher_RK) if scores.tail_R is None else scores.tail_R
         assert len(teacher_RK) == len(rows_R), f"attempt {sample.attempt}: {len(teacher_RK)} scores, {len(rows_R)} rows"
         ids_RK, behaviour_RK = (part[:, : needs.support.width] for part in segment.candidates(needs.support.kind))
         assert not ids_RK.size or (ids_RK == scores.ids_RK).all(), f"attempt {sample.attempt}: scores of other ids"
@@ -84,6 +88,7 @@ def member_of(sample: Sample, needs: Needs, step: int, timeline: int | None = No
         mixed_R=same_R & mixed_R,
         support_ids_RK=support_ids_RK,
         teacher_RK=teacher_RK,
+        teacher_tail_R=teacher_tail_R,
         behaviour_RK=behaviour_RK,
     )
 

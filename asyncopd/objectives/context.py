@@ -17,6 +17,7 @@ class Context:
     freshness_R   weight w in [0, 1] of the token's sample
     logp_RK       log π at the support's ids at the distillation temperature; carries gradient
     teacher_RK    log T at the support's ids
+    teacher_tail_R  log of T's mass outside them, where they are distinct
     behaviour_RK  log μ at the support's ids, -inf where a tail had nothing to draw; K = 0 where the teacher chose
                   them
     """
@@ -27,4 +28,5 @@ class Context:
     freshness_R: torch.Tensor
     logp_RK: torch.Tensor
     teacher_RK: torch.Tensor
+    teacher_tail_R: torch.Tensor
     behaviour_RK: torch.Tensor

@@ -52,7 +52,7 @@ def reverse_kl_topk(section: ObjectiveSection) -> Composition:
     draws = NO_DRAWS if options["support"] == "teacher" else DrawSpec(head=section.width)
     return _distillation(
         Needs(support=Support(kind=kind, width=section.width), behaviour=True, draws=draws),
-        lambda c: divergences.reverse_kl_topk(c.logp_RK, c.teacher_RK),
+        lambda c: divergences.reverse_kl_topk(c.logp_RK, c.teacher_RK, c.teacher_tail_R),
         options,
         {"coverage": _coverage},
     )
@@ -62,7 +62,7 @@ def forward_kl(section: ObjectiveSection) -> Composition:
     """Forward KL over TopK(T) and a tail bucket."""
     return _distillation(
         Needs(support=Support(kind=SupportKind.TEACHER_TOPK, width=section.width), behaviour=True),
-        lambda c: divergences.forward_kl(c.logp_RK, c.teacher_RK),
+        lambda c: divergences.forward_kl(c.logp_RK, c.teacher_RK, c.teacher_tail_R),
         _options(section, {"drift": 0.0}),
         {"coverage": _coverage},
     )

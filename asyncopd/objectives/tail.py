@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 
@@ -16,3 +18,8 @@ def log_tail(logp_RK: torch.Tensor) -> torch.Tensor:
     Below the floor the tail is rounding noise: its logarithm says nothing and has no gradient.
     """
     return tail_probability(logp_RK).clamp(min=torch.finfo(logp_RK.dtype).eps).log()
+
+
+def floored(tail_R: torch.Tensor) -> torch.Tensor:
+    """Return the log of a tail's mass, held at the floor of `log_tail`."""
+    return tail_R.clamp(min=math.log(torch.finfo(tail_R.dtype).eps))

@@ -16,7 +16,7 @@ from asyncopd.records.generation import (
 )
 from asyncopd.records.manifest import Manifest, PublishReport, SendOrder, TensorEntry, WeightFile
 from asyncopd.records.messages import Message, ToolCall, ToolSpec
-from asyncopd.records.scores import ScoreRequest, Scores, Support, SupportKind
+from asyncopd.records.scores import ScoreRequest, Scores, Support, SupportKind, tail_of
 from asyncopd.records.segment import LossMask, Segment
 from asyncopd.records.task import Task
 from asyncopd.records.trajectory import Outcome, Timings, Trajectory, Turn
@@ -64,4 +64,5 @@ __all__ = [
     "WeightFile",
     "decode",
     "encode",
+    "tail_of",
 ]

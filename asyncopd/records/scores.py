@@ -54,11 +54,17 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.scored_ids_R[:, None] if self.support.kind is SupportKind.SAMPLED else self.candidate_ids_RK
 
 
+def tail_of(logp_RK: np.ndarray) -> np.ndarray:
+    """Return the log of the mass outside distinct ids of these log-probs, float32; -inf where nothing is left."""
+    with np.errstate(divide="ignore"):
+        return np.log1p(-np.exp(logp_RK, dtype=np.float64).sum(axis=1).clip(max=1)).astype(np.float32)
+
+
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
     """A teacher's answer: natural log-probabilities, at most 0.
 
     ids_RK int32, logp_RK float32; for `teacher_topk` each row falls. tail_R float32 is the log of the mass outside
-    the support, which a sum of rounded log-probs would not give back; None where nobody asked for it.
+    the support, which a sum of rounded log-probs would not give back; None for kinds whose ids may repeat.
     """
 
     support: Support

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from asyncopd.models.attention import use_packed_attention
 from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.packing import balanced_groups, pack
-from asyncopd.records import ScoreRequest, Scores, Support
+from asyncopd.records import ScoreRequest, Scores, Support, SupportKind, tail_of
 
 # Logits that exist at once.
 _CHUNK_ENTRIES = 1 << 24
@@ -93,9 +93,15 @@ def _head(
 def _split(requests: list[ScoreRequest], ids_RK: np.ndarray, logp_RK: np.ndarray) -> list[Scores]:
     """Give each request its rows."""
     support: Support = requests[0].support
+    distinct = support.kind in (SupportKind.TEACHER_TOPK, SupportKind.STUDENT_TOPK)
     ends = np.cumsum([len(request.row_map_R) for request in requests])[:-1]
     return [
-        Scores(support=support, ids_RK=ids.astype(np.int32), logp_RK=logp.copy())
+        Scores(
+            support=support,
+            ids_RK=ids.astype(np.int32),
+            logp_RK=logp.copy(),
+            tail_R=tail_of(logp) if distinct else None,
+        )
         for ids, logp in zip(np.split(ids_RK, ends), np.split(logp_RK, ends), strict=True)
     ]
 

@@ -110,3 +110,21 @@ def test_the_tail_is_what_the_support_leaves(logits):
     rest = logp_V[3:].logsumexp(-1)
     assert log_tail(logp_V[None, :3])[0].item() == pytest.approx(rest.item(), abs=1e-12)
     assert tail_probability(logp_V[None, :3])[0].item() == pytest.approx(rest.exp().item(), abs=1e-12)
+
+
+@pytest.mark.parametrize("loss", [reverse_kl_topk, forward_kl])
+def test_a_tail_that_is_told_counts_as_the_one_left_over(logits, loss):
+    learner_V, teacher_V = logits
+    ids_K = teacher_V.topk(5).indices
+    logp_1K, teacher_1K = learner_V.log_softmax(-1)[ids_K][None], teacher_V.log_softmax(-1)[ids_K][None]
+    assert torch.allclose(loss(logp_1K, teacher_1K, log_tail(teacher_1K)), loss(logp_1K, teacher_1K), atol=1e-8, rtol=0)
+
+
+def test_a_small_tail_that_is_told_survives_rounded_log_probs():
+    most_2 = -torch.tensor([600.49, 1200.49], dtype=torch.float64) / 2**10  # both are rounded up
+    teacher_1K = torch.cat([most_2, (1 - 1e-4 - most_2.exp().sum()).log()[None]])[None]
+    logp_1K = torch.tensor([[0.5, 0.3, 0.1]], dtype=torch.float64).log()
+    exact_1 = reverse_kl_topk(logp_1K, teacher_1K)
+    rounded_1K = (teacher_1K * 2**10).round() / 2**10
+    assert (reverse_kl_topk(logp_1K, rounded_1K, log_tail(teacher_1K)) - exact_1).abs() < 2**-11
+    assert (reverse_kl_topk(logp_1K, rounded_1K) - exact_1).abs() > 0.5

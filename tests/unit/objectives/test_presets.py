@@ -9,6 +9,7 @@ from asyncopd.config.objective import ObjectiveSection
 from asyncopd.errors import UserError
 from asyncopd.objectives import Composition, Context, Needs, Term, cross_entropy, reverse_kl_mc
 from asyncopd.objectives.presets import PRESETS, build, fed_by
+from asyncopd.objectives.tail import log_tail
 from asyncopd.records import DrawSpec, Support, SupportKind
 
 V = 5
@@ -22,6 +23,7 @@ def context_of(logp_R, behaviour_R, teacher_RK, logp_RK, lag_R=None, freshness_R
         freshness_R=torch.ones_like(logp_R) if freshness_R is None else freshness_R,
         logp_RK=logp_RK,
         teacher_RK=teacher_RK,
+        teacher_tail_R=log_tail(teacher_RK),
         behaviour_RK=behaviour_R[:, None] if behaviour_RK is None else behaviour_RK,
     )
 

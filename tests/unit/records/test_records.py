@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncopd.records import Draws, LossMask, Scores, Segment, Support, SupportKind, Version, decode, encode
+from asyncopd.records import Draws, LossMask, Scores, Segment, Support, SupportKind, Version, decode, encode, tail_of
 from asyncopd.records.version import steps_of
 
 versions = st.builds(Version, st.integers(0, 2**20), st.integers(0, 2**40 - 1))
@@ -78,3 +78,18 @@ def test_a_wider_support_answers_a_narrower_request():
     assert wide.contains(narrow)
     assert not narrow.contains(wide)
     assert scores.narrowed(narrow).ids_RK.tolist() == [[0, 1], [4, 5]]
+
+
+def test_what_a_narrower_support_leaves_out_goes_to_the_tail():
+    probabilities_RV = np.array([[0.5, 0.2, 0.15, 0.1, 0.05], [0.9, 0.1, 0, 0, 0]])
+    with np.errstate(divide="ignore"):
+        logp_RV = np.log(probabilities_RV).astype(np.float32)
+    wide = Scores(
+        support=Support(kind=SupportKind.TEACHER_TOPK, width=4),
+        ids_RK=np.tile(np.arange(4, dtype=np.int32), (2, 1)),
+        logp_RK=logp_RV[:, :4],
+        tail_R=tail_of(logp_RV[:, :4]),
+    )
+    narrow = wide.narrowed(Support(kind=SupportKind.TEACHER_TOPK, width=2))
+    np.testing.assert_allclose(np.exp(wide.tail_R), [0.05, 0], atol=1e-6)
+    np.testing.assert_allclose(np.exp(narrow.tail_R), [0.3, 0], atol=1e-6)

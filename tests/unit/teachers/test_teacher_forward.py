@@ -82,6 +82,8 @@ def test_scores_equal_full_logits(
             best_RK = -np.sort(-full_RV, axis=1)[:, : support.width]
             np.testing.assert_allclose(scores.logp_RK, best_RK, atol=TOLERANCE)
             assert (np.diff(scores.logp_RK, axis=1) <= 0).all()
+            outside_R = 1 - np.exp(best_RK).sum(axis=1)
+            np.testing.assert_allclose(np.exp(scores.tail_R), outside_R, atol=TOLERANCE)
         elif support.kind is SupportKind.SAMPLED:
             assert np.array_equal(scores.ids_RK[:, 0], request.scored_ids_R)
         else:
