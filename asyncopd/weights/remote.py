@@ -16,7 +16,7 @@ class RemoteDirectory:
     """
 
     def __init__(self, parent: str, run_directory: Path) -> None:
-        run = xxhash.xxh3_64_hexdigest(f"{socket.gethostname()}:{run_directory.resolve()}")
+        run = xxhash.xxh3_64_hexdigest(f"{socket.gethostname()}:{run_directory.resolve()}".encode())
         self.path = f"{parent.rstrip('/')}/asyncopd-weights-{run}"
         self._filesystem, self._name = url_to_fs(self.path)
         if self._filesystem.exists(self._name):
