@@ -68,7 +68,7 @@ class TorchReceiver:
 
     def _load(self, manifest: Manifest) -> None:
         self._shadow.follow(manifest)
-        found = dict(self._weights.weights(self._shadow.tensors, ())[0])
+        found = dict(self._weights.weights(self._shadow.tensors))
         expected = dict(self._model.named_parameters())
         for name in sorted(expected.keys() | found.keys() - self._model.all_tied_weights_keys.keys()):
             if name not in found or name not in expected or found[name].shape != expected[name].shape:

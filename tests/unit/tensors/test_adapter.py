@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.adapters import adapted_model, make_adapter
+from support.adapters import ENDS, adapted_model, make_adapter
 from support.tiny_models import make_model, save_checkpoint
 
 from asyncopd.tensors.adapter import BASE, Merged, WrongBase, base_digest, is_adapter, merge
 from asyncopd.tensors.base import CheckpointTensors
-from asyncopd.tensors.received import Received
+from asyncopd.tensors.received import Received, weights_of
 
 QUERY = "model.layers.0.self_attn.q_proj"
 
@@ -78,33 +78,20 @@ def test_an_adapter_of_other_weights_is_refused(checkpoint, model):
         narrow = adapter[f"{QUERY}.lora_A.weight"][:, :63]
         Merged(checkpoint, adapter | {f"{QUERY}.lora_A.weight": narrow}, torch.float32)
     with pytest.raises(WrongBase, match="was trained on other weights"):
-        Received(checkpoint, torch.float32).weights(make_adapter(make_model(1, tied=True), seed=1), adapter)
+        Received(checkpoint, torch.float32).weights(make_adapter(make_model(1, tied=True), seed=1))
     with pytest.raises(WrongBase, match="was trained on other weights"):  # served in another dtype than trained for
-        Received(checkpoint, torch.bfloat16).weights(adapter, adapter)
+        Received(checkpoint, torch.bfloat16).weights(adapter)
 
 
-def test_what_changed_is_named_from_arrival_to_arrival(checkpoint, model):
-    received = Received(checkpoint, torch.float32)
-    both = make_adapter(model, seed=1, ends=("layers.0.self_attn.q_proj.weight", "layers.1.mlp.up_proj.weight"))
-    _, names = received.weights(both, both)
-    assert names == ["model.layers.0.self_attn.q_proj.weight", "model.layers.1.mlp.up_proj.weight"]
-    _, names = received.weights(both, [f"{QUERY}.lora_B.weight"])
-    assert names == [f"{QUERY}.weight"]
-    one = make_adapter(model, seed=2, ends=("layers.1.mlp.up_proj.weight",))
-    weights, names = received.weights(one, one)
-    assert sorted(names) == [f"{QUERY}.weight", "model.layers.1.mlp.up_proj.weight"], "one goes back to its base"
-    assert torch.equal(weights[f"{QUERY}.weight"], checkpoint[f"{QUERY}.weight"])
-
-
-def test_all_weights_change_between_an_adapter_and_whole_weights(checkpoint, model):
-    received = Received(checkpoint, torch.float32)
+def test_whole_weights_pass_as_they_are(checkpoint):
     whole = {name: tensor.detach() for name, tensor in make_model(1, tied=True).named_parameters()}
+    assert not is_adapter(whole)
+    assert Received(checkpoint, torch.float32).weights(whole) is whole
+    assert weights_of(whole, ["model.norm.weight"]) == ["model.norm.weight"]
+
+
+def test_the_weights_that_a_matrix_changes_are_named(model):
     adapter = make_adapter(model, seed=1)
-    assert is_adapter(adapter) and not is_adapter(whole)
-    received.weights(adapter, adapter)
-    assert received.weights(whole, []) == (whole, list(whole))
-    assert received.weights(whole, ["model.norm.weight"])[1] == ["model.norm.weight"]
-    weights, names = received.weights(adapter, adapter)
-    assert names == list(checkpoint)
-    assert torch.equal(weights["model.norm.weight"], checkpoint["model.norm.weight"])
-    assert BASE not in weights
+    assert is_adapter(adapter)
+    assert weights_of(adapter, [f"{QUERY}.lora_B.weight", BASE]) == [f"{QUERY}.weight"]
+    assert set(weights_of(adapter, adapter)) == {n for n, _ in model.named_parameters() if n.endswith(ENDS)}
