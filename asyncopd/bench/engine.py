@@ -6,6 +6,7 @@ Both serve the same requests, interleaved in one run, so that a machine that slo
 from __future__ import annotations
 
 import importlib
+import itertools
 import statistics
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +18,7 @@ from typing import Any
 from transformers import AutoConfig
 
 from asyncopd.bench.beside import Beside, open_beside
-from asyncopd.bench.workload import Workload, prompts_of, run_all, trajectory_of
+from asyncopd.bench.workload import Workload, run_all, trajectory_of
 from asyncopd.config.model import Dtype
 from asyncopd.config.objective import ObjectiveSection
 from asyncopd.config.root import TrainConfig
@@ -25,7 +26,7 @@ from asyncopd.engines.start import start_engine
 from asyncopd.models.resolve import resolve
 from asyncopd.records import NO_DRAWS, DrawSpec, GenerateRequest, Trajectory
 from asyncopd.runtime.prepare import tokenizer_of
-from asyncopd.runtime.world import open_world
+from asyncopd.runtime.world import check_prompts, open_world
 from asyncopd.seams import Engine
 from asyncopd.telemetry.metrics import LoopLag
 from asyncopd.text.chat import Chat
@@ -98,7 +99,8 @@ async def _workload(config: TrainConfig, bench: EngineBench, student: Path) -> W
     world = await open_world(config.environment)
     chat = Chat(tokenizer_of(config.student, student), world.tools)
     longest = config.engine.max_context - bench.turn_tokens
-    prompts = await prompts_of(world, chat, bench.requests, longest=longest, seed=config.run.seed)
+    posed = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
+    prompts = [prompt[-longest:] for prompt in itertools.islice(itertools.cycle(posed), bench.requests)]
     return Workload(prompts, bench.turn_tokens, config.rollout.temperature, bench.concurrent)
 
 

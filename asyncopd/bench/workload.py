@@ -29,8 +29,6 @@ from asyncopd.records import (
     Version,
 )
 from asyncopd.rollout.recorder import Recorder
-from asyncopd.runtime.world import World
-from asyncopd.text.chat import Chat
 
 _DEADLINE_S = 900.0
 
@@ -61,19 +59,6 @@ class Workload:
             deadline=asyncio.get_running_loop().time() + _DEADLINE_S,
             draws=draws,
         )
-
-
-async def prompts_of(world: World, chat: Chat, count: int, *, longest: int, seed: int) -> list[list[int]]:
-    """Return `count` opening prompts of at most `longest` tokens, of the training tasks in order and over again."""
-    environment = world.make()
-    prompts = []
-    try:
-        for task in world.train[:count]:
-            observation = await environment.reset(task, seed)
-            prompts.append(chat.prompt_ids(observation.messages)[-longest:])
-    finally:
-        await environment.close()
-    return list(itertools.islice(itertools.cycle(prompts), count))
 
 
 async def run_all(

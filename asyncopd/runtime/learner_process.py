@@ -11,7 +11,18 @@ import torch
 
 from asyncopd.config.root import TrainConfig
 from asyncopd.learner.learner import Learner
-from asyncopd.records import Batch, Sample, Scores, SendOrder, StepReport, Trajectory, WeightFile, decode
+from asyncopd.records import (
+    Batch,
+    Differences,
+    Sample,
+    Scores,
+    Segment,
+    SendOrder,
+    StepReport,
+    Trajectory,
+    WeightFile,
+    decode,
+)
 from asyncopd.runtime.payloads import PayloadRef, read_payload
 from asyncopd.runtime.process import WorkerProcess
 from asyncopd.tensors.sender import Sender
@@ -70,6 +81,10 @@ class LearnerProcess:
     async def export(self, directory: Path) -> None:
         """Write an ordinary Hugging Face checkpoint."""
         await self._process.call(_export, directory, timeout_s=self._timeout_s)
+
+    async def compare(self, segments: list[Segment]) -> Differences:
+        """Compare engine and learner over generated tokens of the weights as they are."""
+        return await self._process.call(_compare, segments, timeout_s=self._timeout_s)
 
     async def peak_memory(self) -> Memory:
         """Return the most memory the process ever had."""
@@ -148,6 +163,10 @@ def _save(directory: Path) -> None:
 
 def _export(directory: Path) -> None:
     _built().export(directory)
+
+
+def _compare(segments: list[Segment]) -> Differences:
+    return _built().compare(segments)
 
 
 def _peak_memory() -> Memory:

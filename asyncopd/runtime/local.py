@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from asyncopd.records import Version
+from asyncopd.runtime.agreement import compare
 from asyncopd.runtime.interruption import Interruption
 from asyncopd.runtime.measure import measure_on
 from asyncopd.runtime.prepare import Prepared
@@ -40,6 +41,8 @@ async def run_once(
             if interruption.asked.is_set():
                 raise asyncio.CancelledError
             trained = Version(record.timeline, prepared.config.run.steps)
+            engines = list(roles.fleet.versions)
+            reporter.compared(trained.step, await compare(prepared, roles.fleet, engines, roles.learner, trained))
             await _measure(prepared, reporter, roles.engine, "student_after", trained)
             await roles.learner.export(directory.student)
             service = roles.service

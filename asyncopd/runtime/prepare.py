@@ -36,6 +36,7 @@ class Prepared:
     world: World
     support: Support
     draws: DrawSpec
+    prompts: list[list[int]]
 
 
 async def prepare(config: TrainConfig) -> Prepared:
@@ -58,7 +59,7 @@ async def prepare(config: TrainConfig) -> Prepared:
     chat = Chat(tokenizer, world.tools)
     check_context("student", config.engine.max_context, student)
     check_context("teacher", config.engine.max_context, teacher)
-    await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
+    prompts = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
     make_teacher(config, teacher, world.tools)
     if config.evaluation.tasks > len(world.test):
         raise UserError(
@@ -67,7 +68,8 @@ async def prepare(config: TrainConfig) -> Prepared:
             "ask for fewer",
         )
     await check(config.scoring)
-    return Prepared(config, student, teacher, tokenizer, chat, world, objective.support, objective.needs.draws)
+    support, draws = objective.support, objective.needs.draws
+    return Prepared(config, student, teacher, tokenizer, chat, world, support, draws, prompts)
 
 
 def make_teacher(config: TrainConfig, directory: Path, tools: list[ToolSpec]) -> Teacher:

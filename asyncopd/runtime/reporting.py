@@ -34,8 +34,9 @@ class Reporter:
         self._directory = directory
         self._steps = config.run.steps
         self._bound = config.scheduler.max_staleness
-        self._agreement_limit = agreement_limit(config.engine, config.student.dtype)
+        self._agreement_limit = agreement_limit(config.engine, config.rollout, config.student.dtype)
         self._alarms = Alarms(self.warn)
+        self._last_weights: dict[str, Any] = {}
         self._callbacks = callbacks
         self._metrics_file = JsonLines(directory.metrics)
         self._trajectories_file = JsonLines(directory.trajectories)
@@ -141,6 +142,14 @@ class Reporter:
         for callback in self._callbacks:
             callback.on_step(progress)
 
+    def compared(self, step: int, differences: dict[str, Differences]) -> None:
+        """Take in how the weights of the last step agree, by engine."""
+        self._last_weights = {engine: found.figures() for engine, found in differences.items()}
+        for engine, found in differences.items():
+            disagrees = disagreement(found, self._agreement_limit, f"engine {engine}")
+            if disagrees is not None:
+                self._alarms.ring(f"mismatch of engine {engine} at the end", step, disagrees)
+
     def summary(self, scheduler: Scheduler, metrics: Metrics, service: ScoringService) -> dict[str, Any]:
         """Return what `summary.json` holds, documented in docs/run-directory.md."""
         seconds = self._training_seconds or 1e-9
@@ -163,7 +172,11 @@ class Reporter:
             },
             "weight_updates": dict(metrics.updates),
             "engines": {name: dataclasses.asdict(counts) for name, counts in metrics.engines.items()},
-            "logprob_diff": {**metrics.agreement.figures(), "mixed_kv": metrics.mixed.figures()},
+            "logprob_diff": {
+                **metrics.agreement.figures(),
+                "mixed_kv": metrics.mixed.figures(),
+                "last_weights": self._last_weights,
+            },
             "alarms": self._alarms.to_json(),
             "loop_lag_p99_ms": metrics.loop_lag.quantile(0.99) * 1e3,
             "conservation": scheduler.ledger.to_json(),

@@ -58,14 +58,19 @@ async def open_world(section: EnvironmentSection) -> World:
     return World(section.use, lambda: factory(**section.options), train, test, tools)
 
 
-async def check_prompts(world: World, chat: Chat, *, max_context: int, seed: int) -> None:
-    """Pose some tasks. Raises `UserError` if one cannot be posed, or its prompt leaves no room in `max_context`."""
+async def check_prompts(world: World, chat: Chat, *, max_context: int, seed: int) -> list[list[int]]:
+    """Pose some tasks, training ones first, and return their prompts.
+
+    Raises `UserError` if one cannot be posed, or its prompt leaves no room in `max_context`.
+    """
     environment = world.make()
+    prompts = []
     try:
         for task in (*world.train[:_PROBED_TASKS], *world.test[:_PROBED_TASKS]):
             async with _trial(world.name, f" with task {task.id!r}"):
                 observation = await environment.reset(task, seed)
-            length = len(chat.prompt_ids(observation.messages))
+            prompts.append(chat.prompt_ids(observation.messages))
+            length = len(prompts[-1])
             if length >= max_context:
                 raise UserError(
                     f"engine.max_context {max_context}",
@@ -75,6 +80,7 @@ async def check_prompts(world: World, chat: Chat, *, max_context: int, seed: int
     finally:
         async with _trial(world.name):
             await environment.close()
+    return prompts
 
 
 @asynccontextmanager

@@ -91,6 +91,22 @@ def test_a_report_compares_all_its_tokens(make_learner, make_batch):
     assert report.agreement.greatest == pytest.approx(report.metrics["logprob_diff_max"], rel=1e-6)
 
 
+def test_segments_are_compared_with_the_weights_as_they_are_and_leave_them_so(make_learner, make_batch):
+    learner = make_learner(micro_batch_tokens=64)
+    batch = make_batch()
+    segments = [sample.segment for sample in batch.samples]
+    tokens = sum(len(segment.trained_rows) for segment in segments)
+    before = dict(learner.named_tensors())
+    found = learner.compare(segments)
+    assert found.tokens == tokens and found.greatest < 1e-4
+    assert all((tensor == before[name]).all() for name, tensor in learner.named_tensors())
+    learner.step(batch)
+    assert learner.compare(segments).tokens == 0  # they are of the version before
+    resampled = [sample.segment for sample in make_batch(step=1).samples]
+    found = learner.compare(resampled)
+    assert found.tokens == tokens and found.mean > 1e-4  # the step moved the weights
+
+
 def test_a_ratio_beyond_its_limit_is_counted(make_learner, make_batch):
     def spoil(arrays, trained_T):
         arrays["logp_T"][trained_T] -= 30.0

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from asyncopd.config.engine import EngineSection
+from asyncopd.config.rollout import RolloutSection
 from asyncopd.records import Differences
 from asyncopd.telemetry.alarms import Alarms, agreement_limit, disagreement
 
@@ -47,5 +48,11 @@ def test_rounding_is_no_disagreement_and_neither_is_nothing():
 
 @pytest.mark.parametrize(("dtype", "limit"), [("float32", 0.001), ("bfloat16", 0.15)])
 def test_the_limit_follows_the_dtype_unless_it_is_set(dtype, limit):
-    assert agreement_limit(EngineSection(), dtype) == limit
-    assert agreement_limit(EngineSection(logprob_alarm=0.5), dtype) == 0.5
+    assert agreement_limit(EngineSection(), RolloutSection(), dtype) == limit
+    assert agreement_limit(EngineSection(logprob_alarm=0.5), RolloutSection(), dtype) == 0.5
+    assert agreement_limit(EngineSection(options={"quantization": "fp8"}), RolloutSection(), dtype) == 0.15
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 20}])
+def test_a_cut_distribution_is_not_held_against_the_learners(cut):
+    assert agreement_limit(EngineSection(logprob_alarm=0.5), RolloutSection(**cut), "float32") == float("inf")
