@@ -46,7 +46,7 @@ def engine_arguments(
         **({"logits_processors": [DRAWS_PROCESSOR]} if worker_spec(draws) != NO_DRAWS else {}),
         "worker_extension_cls": EXTENSION,
         "logprobs_mode": "processed_logprobs",  # log μ of the distribution sampled, after temperature
-        "distributed_executor_backend": "uni",
+        "distributed_executor_backend": "uni" if _workers(section) == 1 else "mp",
         "enforce_eager": on_cpu,  # compiling takes minutes there and gains little
         # vLLM 0.32 rewinds a seeded sampler after each partial prefill, which kills its core on a CPU.
         "enable_chunked_prefill": not on_cpu,
@@ -57,6 +57,11 @@ def engine_arguments(
         **memory,
         **section.options,
     }
+
+
+def _workers(section: EngineSection) -> int:
+    parallel: int = section.options.get("tensor_parallel_size", 1) * section.options.get("pipeline_parallel_size", 1)
+    return parallel
 
 
 def command_line(arguments: dict[str, Any]) -> list[str]:
