@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from asyncopd.config.section import Section
 
@@ -16,7 +16,7 @@ class EngineSection(Section):
     """`vllm` in process, `vllm_server` over HTTP, or the small deterministic `torch` reference."""
 
     replicas: int = Field(1, ge=1)
-    """Engines to start; each gets `runtime.threads.engine` threads."""
+    """Engines of the student to start; each gets `runtime.threads.engine` threads."""
 
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+")]] = []
     """Servers that run already, for `vllm_server`: none is started then. Each needs vLLM's development mode."""
@@ -56,8 +56,21 @@ class EngineSection(Section):
     """Seconds without an answer after which a server is given up."""
 
     max_replacements: int = Field(8, ge=0)
-    """Lost engines of a run that are replaced while training goes on; after that it goes on with those left."""
+    """Engines started in place of lost ones while training goes on; after that it goes on with those left, and
+    once none is, from the last checkpoint with all of them and as many replacements."""
 
     logprob_alarm: float | None = Field(None, gt=0)
     """Mean |log π − log μ| at equal weights, nats, above which the run warns that engine and learner disagree; by
     default 0.001 in float32, 0.15 in lower precision."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.urls and self.use != "vllm_server":
+            raise ValueError(f"urls are of vLLM servers, and use is {self.use!r}: set use to vllm_server")
+        if self.urls and self.replicas > 1:
+            raise ValueError(f"replicas {self.replicas} are not started beside urls: leave one of the two out")
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"urls {self.urls} name a server twice: list each once")
+        if self.api_key_env is not None and not self.urls:
+            raise ValueError("api_key_env is for the servers at urls, and there are none: list them or leave it out")
+        return self

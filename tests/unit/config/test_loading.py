@@ -33,6 +33,10 @@ def _error(data) -> str:
         ({"scheduler": {"publish_every": 4, "max_staleness": 2}}, "publish_every 4 is above max_staleness + 1 = 3"),
         ({"scoring": {"cache": "http://x"}}, "'scoring.cache'"),
         ({"learner": {"optimizer": {"lr": float("nan")}}}, "'learner.optimizer.lr'"),
+        ({"engine": {"urls": ["http://a:8000"]}}, "set use to vllm_server"),
+        ({"engine": {"use": "vllm_server", "urls": ["http://a:8000"], "replicas": 2}}, "replicas 2 are not started"),
+        ({"engine": {"use": "vllm_server", "urls": ["http://a:8000"] * 2}}, "name a server twice"),
+        ({"engine": {"use": "vllm_server", "api_key_env": "KEY"}}, "api_key_env is for the servers at urls"),
     ],
 )
 def test_each_mistake_is_named_with_its_field(change, said):
