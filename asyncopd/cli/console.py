@@ -102,6 +102,7 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     updates = summary["weight_updates"]
     pause = updates["pause_seconds"] / updates["count"] * 1e3
     figures.add_row("weight updates, mean pause", f"{updates['count']} x {pause:.0f} ms")
+    figures.add_row("weights moved, of all bytes", f"{updates['bytes'] / updates['dense_bytes']:.1%}")
     figures.add_row("|log π − log μ|, mean / p99 / max", _differences(summary["logprob_diff"]))
     figures.add_row("event-loop lag p99", f"{summary['loop_lag_p99_ms']:.0f} ms")
     figures.add_row("conservation law", "holds" if summary["conservation"]["holds"] else "BROKEN")

@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from asyncopd.records import PublishReport, Version
 from asyncopd.telemetry.metrics import BusyClock, LoopLag, Metrics
 
 
@@ -54,3 +55,26 @@ async def test_a_blocked_loop_shows_in_the_lag():
     lag.stop()
     assert lag.quantile(1.0) > 0.1
     assert lag.quantile(0.5) < 0.1
+
+
+def test_weight_updates_count_what_moved_beside_what_all_tensors_are():
+    metrics = Metrics()
+    for step, moved in enumerate([100, 3, 2]):
+        metrics.updated(
+            PublishReport(
+                version=Version(0, step),
+                send_seconds=0.5,
+                prepare_seconds=0.25,
+                pause_seconds=0.125,
+                bytes=moved,
+                dense_bytes=100,
+            )
+        )
+    assert dict(metrics.updates) == {
+        "count": 3,
+        "bytes": 105,
+        "dense_bytes": 300,
+        "send_seconds": 1.5,
+        "prepare_seconds": 0.75,
+        "pause_seconds": 0.375,
+    }
