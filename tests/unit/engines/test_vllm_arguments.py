@@ -18,7 +18,6 @@ from asyncopd.engines.vllm.options import check_options
 from asyncopd.errors import UserError
 from asyncopd.records import NO_DRAWS
 
-
 needs_vllm = pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM says what it takes")
 
 
