@@ -172,7 +172,12 @@ class BroadcastReceiver:
     def __init__(self, worker: int = 0) -> None:
         self._member = Member()
         self._worker = worker
+        self._taken: str | None = None
         self._one_at_a_time = threading.Lock()  # a wait that was given up goes on in its thread, to its deadline
+
+    def took(self, weights: WeightFile) -> bool:
+        """Tell whether this worker took part in the update that `weights.path` names already."""
+        return self._taken == weights.path
 
     def receive(self, weights: WeightFile) -> list[tuple[str, torch.Tensor]]:
         """Take part in the update that `weights.path` names; return its (name, view), which share one buffer.
@@ -184,6 +189,7 @@ class BroadcastReceiver:
         data = bytearray(sum(_aligned(entry.nbytes) for entry in weights.tensors))
         with self._one_at_a_time:
             self._member.move(rendezvous, torch.frombuffer(data, dtype=torch.uint8))
+        self._taken = weights.path
         check_body(weights, data)
         return [(entry.name, view(data, entry)) for entry in weights.tensors]
 

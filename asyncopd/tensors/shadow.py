@@ -45,7 +45,7 @@ class Shadow:
         Raises `TornWeights`: for a file that is torn, with nothing changed; for tensors that do not come out as the
         manifest says, with the shadow empty.
         """
-        files = manifest.after(self.version)
+        files = self._files(manifest)
         all_tensors = [self._open(file) for file in files if file.base is None]
         deltas = [(file, read_delta(file)) for file in files if file.base is not None]
         self.version = None
@@ -65,6 +65,13 @@ class Shadow:
             raise
         self.version = manifest.version
         return tuple(changed)
+
+    def _files(self, manifest: Manifest) -> tuple[WeightFile, ...]:
+        """Return what is to be read. Of a broadcast every member takes part, whether it needs to or not."""
+        newest = manifest.files[-1]
+        if newest.format == "broadcast" and not self._broadcasts.took(newest):
+            return manifest.files
+        return manifest.after(self.version)
 
     def _open(self, file: WeightFile) -> dict[str, torch.Tensor]:
         """Return all tensors of a file, or from a broadcast."""
