@@ -63,11 +63,11 @@ def encode(old: np.ndarray, new: np.ndarray, limit: int) -> bytes | None:
     return b"".join(parts) if changed else b""
 
 
-def apply(words: np.ndarray, data: memoryview) -> None:
-    """Change the words as `data`, of `encode`, says. Raises `BadDelta`, and leaves them half changed then."""
+def apply(old: np.ndarray, data: memoryview) -> None:
+    """Change the words `old` as `data`, of `encode`, says. Raises `BadDelta`, and leaves them half changed then."""
     cursor = _Cursor(data)
-    for start in range(0, len(words), BLOCK):
-        _apply_block(words[start : start + BLOCK], cursor)
+    for start in range(0, len(old), BLOCK):
+        _apply_block(old[start : start + BLOCK], cursor)
     cursor.end()
 
 
@@ -81,8 +81,9 @@ def _encode_block(old_B: np.ndarray, new_B: np.ndarray) -> bytes:
     distance_N = (values_N - old_B[where_N]).view(signed)
     old_B[where_N] = values_N
     zigzag_N = ((distance_N << 1) ^ (distance_N >> (8 * signed.itemsize - 1))).view(new_B.dtype)
-    gap_N = np.diff(where_N, prepend=-1)
-    return b"".join([count, *_put_tiers(gap_N - 1, _GAP_TIERS), *_put_tiers(zigzag_N - 1, _DISTANCE_TIERS)])
+    gap_N = where_N.copy()
+    gap_N[1:] -= where_N[:-1] + 1
+    return b"".join([count, *_put_tiers(gap_N, _GAP_TIERS), *_put_tiers(zigzag_N - 1, _DISTANCE_TIERS)])
 
 
 def _changed(old_B: np.ndarray, new_B: np.ndarray) -> np.ndarray:
@@ -95,18 +96,18 @@ def _changed(old_B: np.ndarray, new_B: np.ndarray) -> np.ndarray:
     return (touched[inside >> 3] << 3) + (inside & 7)
 
 
-def _apply_block(words_B: np.ndarray, cursor: _Cursor) -> None:
+def _apply_block(old_B: np.ndarray, cursor: _Cursor) -> None:
     (count,) = _COUNT.unpack(cursor.take(_COUNT.size))
-    if count > len(words_B):
-        raise BadDelta(f"{count} changes in a block of {len(words_B)} elements")
+    if count > len(old_B):
+        raise BadDelta(f"{count} changes in a block of {len(old_B)} elements")
     if count == 0:
         return
     gap_N = _take_tiers(cursor, count, _GAP_TIERS)
     where_N = np.cumsum(gap_N + 1) - 1
-    if where_N[-1] >= len(words_B):
-        raise BadDelta(f"a change at {where_N[-1]} in a block of {len(words_B)} elements")
-    zigzag_N = (_take_tiers(cursor, count, _DISTANCE_TIERS) + 1).astype(words_B.dtype)
-    words_B[where_N] += (zigzag_N >> 1) ^ (0 - (zigzag_N & 1))
+    if where_N[-1] >= len(old_B):
+        raise BadDelta(f"a change at {where_N[-1]} in a block of {len(old_B)} elements")
+    zigzag_N = (_take_tiers(cursor, count, _DISTANCE_TIERS) + 1).astype(old_B.dtype)
+    old_B[where_N] += (zigzag_N >> 1) ^ (0 - (zigzag_N & 1))
 
 
 def _put_tiers(numbers_L: np.ndarray, tiers: tuple[int, ...]) -> list[bytes]:

@@ -16,17 +16,13 @@ import torch
 import xxhash
 
 from asyncopd.records import TensorEntry, Version, WeightFile
-from asyncopd.tensors.files import TornWeights, check, check_body, read_file, whole_file
-
-__all__ = ["DTYPES", "TornWeights", "dtype_name", "map_tensors", "raw_bytes", "view", "write_tensors"]
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""What can be published, by name."""
+from asyncopd.tensors.files import check, check_body, read_file, whole_file
 
 _HEADER = struct.Struct("<8sqQQ")  # magic, packed version, xxh3-64 of the tensors' bytes, their end in the file
 _MAGIC = b"opdmap01"
 _ALIGNMENT = 64
-_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 def write_tensors(path: str | Path, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> WeightFile:
@@ -89,18 +85,18 @@ def map_tensors(weights: WeightFile) -> Iterator[tuple[str, torch.Tensor]]:
 def raw_bytes(name: str, tensor: torch.Tensor) -> np.ndarray:
     """Return the bytes of a tensor as a flat uint8 array, on this machine's memory. Raises `ValueError`."""
     if tensor.dtype not in _NAMES:
-        raise ValueError(f"weights: {name} is {tensor.dtype}; only {', '.join(DTYPES)} can be published")
+        raise ValueError(f"weights: {name} is {tensor.dtype}; only {', '.join(_DTYPES)} can be published")
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def dtype_name(tensor: torch.Tensor) -> str:
-    """Return the name in `DTYPES`."""
+    """Return the name that a `TensorEntry` gives the dtype of `tensor`."""
     return _NAMES[tensor.dtype]
 
 
 def view(data: mmap.mmap | bytearray, entry: TensorEntry) -> torch.Tensor:
     """Return the tensor of a verified file's bytes, sharing them."""
-    dtype = DTYPES[entry.dtype]
+    dtype = _DTYPES[entry.dtype]
     if entry.nbytes == 0:
         return torch.empty(entry.shape, dtype=dtype)
     return torch.frombuffer(data, dtype=dtype, count=entry.nbytes // dtype.itemsize, offset=entry.offset).view(

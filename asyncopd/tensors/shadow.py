@@ -129,11 +129,11 @@ class Shadow:
         base, self.version = self.version, None
         changes: list[Change] | None = [] if base is not None and limit > 0 else None
         hasher = xxhash.xxh3_64()
-        seen = set()
+        seen: list[str] = []
         for name, tensor in named_tensors:
             new = raw_bytes(name, tensor)
             self._check_same(name, tensor)
-            seen.add(name)
+            seen.append(name)
             hasher.update(new.data)
             data = encode(self._words(name), words(new, tensor.itemsize), limit) if changes is not None else None
             if data is None:
@@ -142,8 +142,11 @@ class Shadow:
             elif changes is not None and data:
                 limit -= len(data)
                 changes.append(Change(name=name, dtype=dtype_name(tensor), shape=tuple(tensor.shape), data=data))
-        if missing := self.tensors.keys() - seen:
-            raise ValueError(f"weights: {sorted(missing)[0]} is missing from version {version}")
+        if seen != list(self.tensors):
+            missing = ", ".join(self.tensors.keys() - set(seen)) or "none"
+            raise ValueError(
+                f"weights: not the tensors before, in their order, for version {version}; {missing} missing"
+            )
         self.version = version
         if changes is None:
             return None

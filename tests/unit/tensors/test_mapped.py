@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from asyncopd.records import Version, WeightFile
-from asyncopd.tensors.mapped import TornWeights, map_tensors, write_tensors
+from asyncopd.tensors.files import TornWeights
+from asyncopd.tensors.mapped import map_tensors, write_tensors
 
 TENSORS = {
     "model.embed.weight": torch.randn(7, 5),

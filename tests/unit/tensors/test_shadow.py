@@ -277,8 +277,11 @@ def test_another_model_is_not_taken_for_a_change(learner: Learner) -> None:
         learner.tensors = right
         learner.send()
     learner.step += 1
+    learner.tensors = dict(reversed(right.items()))
+    with pytest.raises(ValueError, match="in their order"):
+        learner.send()
     learner.tensors = {name: tensor for name, tensor in right.items() if name != "norm"}
-    with pytest.raises(ValueError, match="norm is missing"):
+    with pytest.raises(ValueError, match="norm missing"):
         learner.send()
 
 
