@@ -6,61 +6,43 @@ Both serve the same requests, interleaved in one run, so that a machine that slo
 from __future__ import annotations
 
 import importlib
-import itertools
 import statistics
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
-
-from asyncopd.bench.beside import Beside, open_beside
-from asyncopd.bench.workload import Workload, run_all, trajectory_of
+from asyncopd.bench.beside import Beside
+from asyncopd.bench.setting import EngineBench, Serve, Setting, prepare, serve
 from asyncopd.config.model import Dtype
-from asyncopd.config.objective import ObjectiveSection
 from asyncopd.config.root import TrainConfig
-from asyncopd.engines.start import start_engine
-from asyncopd.models.resolve import resolve
-from asyncopd.records import NO_DRAWS, DrawSpec, GenerateRequest, Trajectory
-from asyncopd.runtime.prepare import tokenizer_of
-from asyncopd.runtime.world import check_prompts, open_world
-from asyncopd.seams import Engine
+from asyncopd.records import NO_DRAWS, Differences, DrawSpec
 from asyncopd.telemetry.metrics import LoopLag
-from asyncopd.text.chat import Chat
 
 _DTYPES: tuple[Dtype, ...] = ("float32", "bfloat16")
-_DRAWS = {"head_32": DrawSpec(head=32), "head_64": DrawSpec(head=64)}
-_STILL = 1e-12  # a learning rate: beside an engine, a learner is only to work
-
-
-@dataclass(frozen=True)
-class EngineBench:
-    """How much is measured: `repeats` times `requests` turns of `turn_tokens` tokens, `concurrent` at once."""
-
-    concurrent: int = 64
-    requests: int = 192
-    turn_tokens: int = 48
-    repeats: int = 5
+_DRAWS = {
+    "head_32": DrawSpec(head=32),
+    "head_64": DrawSpec(head=64),
+    "iid_64": DrawSpec(iid=64),
+    "head_32_tail_32": DrawSpec(head=32, tail=32),
+}
+_MOST_DRAWS = DrawSpec(head=64, tail=32, iid=64)
 
 
 async def bench_engine(config: TrainConfig, bench: EngineBench, say: Callable[[str], None]) -> dict[str, Any]:
-    """Measure the engine of `config` on its student. `say` is told what is measured. Raises `UserError`."""
-    student = resolve(config.student.model)
-    vocabulary = AutoConfig.from_pretrained(student).get_text_config().vocab_size
-    config = _comparable(config, bench, vocabulary)
-    workload = await _workload(config, bench, student)
+    """Measure vLLM as our engine on the student of `config`. `say` is told what is measured. Raises `UserError`."""
     with tempfile.TemporaryDirectory(prefix="asyncopd-bench-") as scratch:
-        setting = _Setting(config, student, vocabulary, workload, bench, Path(scratch), say)
-        throughput = await _throughput(setting)
-        agreement = {dtype: await _agreement(setting, dtype) for dtype in _DTYPES}
+        setting = await prepare(config, bench, Path(scratch), say)
+        throughput, agreement = await _throughput(setting)
+        for dtype in _DTYPES:
+            if dtype not in agreement:
+                agreement[dtype] = await _agreement(setting, dtype)
         draws_cost = await _draws_cost(setting)
     return {
         **throughput,
         **{
-            f"logprob_diff_{name}": {dtype: figures[name] for dtype, figures in agreement.items()}
+            f"logprob_diff_{name}": {dtype: found.figures()[name] for dtype, found in agreement.items()}
             for name in ("mean", "p99", "max")
         },
         "draws_cost": draws_cost,
@@ -72,147 +54,84 @@ async def bench_engine(config: TrainConfig, bench: EngineBench, say: Callable[[s
     }
 
 
-@dataclass(frozen=True)
-class _Setting:
-    config: TrainConfig
-    student: Path
-    vocabulary: int
-    workload: Workload
-    bench: EngineBench
-    scratch: Path
-    say: Callable[[str], None]
-
-
-def _comparable(config: TrainConfig, bench: EngineBench, vocabulary: int) -> TrainConfig:
-    """Return the configuration with what the comparison fixes."""
-    optimizer = config.learner.optimizer.model_copy(update={"lr": _STILL, "matrix_lr": _STILL})
-    return config.model_copy(
-        update={
-            "engine": config.engine.model_copy(update={"max_concurrent": bench.concurrent}),
-            "learner": config.learner.model_copy(update={"optimizer": optimizer}),
-            "objective": ObjectiveSection(width=min(64, vocabulary)),
-        }
-    )
-
-
-async def _workload(config: TrainConfig, bench: EngineBench, student: Path) -> Workload:
-    world = await open_world(config.environment)
-    chat = Chat(tokenizer_of(config.student, student), world.tools)
-    longest = config.engine.max_context - bench.turn_tokens
-    posed = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
-    prompts = [prompt[-longest:] for prompt in itertools.islice(itertools.cycle(posed), bench.requests)]
-    return Workload(prompts, bench.turn_tokens, config.rollout.temperature, bench.concurrent)
-
-
-async def _throughput(setting: _Setting) -> dict[str, Any]:
-    """Measure our engine and bare vLLM in turns, each with the learner beside it."""
+async def _throughput(setting: Setting) -> tuple[dict[str, Any], dict[Dtype, Differences]]:
+    """Measure our engine and bare vLLM in turns, each with the learner beside it; and how well that agrees."""
     async with AsyncExitStack() as stack:
         setting.say("starting our engine, bare vLLM and a learner")
-        engine = await stack.enter_async_context(_engine(setting, setting.config))
-        bare_module = importlib.import_module("asyncopd.bench.bare")  # imports vLLM, as our engine has by now
-        bare = await stack.enter_async_context(bare_module.bare_vllm(setting.config, setting.student))
-        beside = await stack.enter_async_context(_beside(setting, setting.config, engine))
-        servers = {"asyncopd": _serve(engine), "vllm": bare.serve}
-        lags = {name: LoopLag() for name in servers}
-        rates: dict[str, list[float]] = {name: [] for name in servers}
-        await _round(setting, beside, servers, {name: LoopLag() for name in servers}, order=list(servers))
-        for repeat in range(setting.bench.repeats):
-            setting.say(f"throughput, repeat {repeat + 1} of {setting.bench.repeats}")
-            order = sorted(servers, reverse=repeat % 2 == 1)  # who comes first takes turns too
-            for name, rate in (await _round(setting, beside, servers, lags, order)).items():
-                rates[name].append(rate)
-    ratios = [ours / theirs for ours, theirs in zip(rates["asyncopd"], rates["vllm"], strict=True)]
-    return {
-        "throughput_ratio": statistics.median(ratios),
-        "throughput_ratios": ratios,
+        engine = await stack.enter_async_context(setting.engine())
+        bare_vllm = importlib.import_module("asyncopd.bench.bare").bare_vllm  # of vLLM, which our engine imported
+        bare = await stack.enter_async_context(bare_vllm(setting.config, setting.student))
+        servers = {"asyncopd": serve(engine), "vllm": bare.serve}
+        if setting.bench.server:
+            setting.say("starting our engine over HTTP")
+            servers["asyncopd_server"] = serve(await stack.enter_async_context(setting.engine("vllm_server")))
+        beside = await stack.enter_async_context(setting.beside(engine))
+        agreement = (await beside.step()).agreement  # before a step there is no other version than 0
+        rates, lags = await _rounds(setting, beside, servers)
+    ratios = {name: [ours / bare for ours, bare in zip(rates[name], rates["vllm"], strict=True)] for name in servers}
+    figures = {
+        "throughput_ratio": statistics.median(ratios["asyncopd"]),
+        "throughput_ratios": ratios["asyncopd"],
         "loop_lag_p99_ms": lags["asyncopd"].quantile(0.99) * 1e3,
         "loop_lag_p99_ms_vllm": lags["vllm"].quantile(0.99) * 1e3,
         "tokens_per_second": {name: statistics.median(rate) for name, rate in rates.items()},
         "learner_step_seconds": statistics.median(report.seconds for report in beside.reports),
     }
+    if setting.bench.server:
+        figures["server_throughput_ratio"] = statistics.median(ratios["asyncopd_server"])
+        figures["server_loop_lag_p99_ms"] = lags["asyncopd_server"].quantile(0.99) * 1e3
+    return figures, {setting.config.student.dtype: agreement}
+
+
+async def _rounds(
+    setting: Setting, beside: Beside, servers: dict[str, Serve]
+) -> tuple[dict[str, list[float]], dict[str, LoopLag]]:
+    """Return each server's tokens per second, a figure a repeat, and the lag of the event loop while it served."""
+    rates: dict[str, list[float]] = {name: [] for name in servers}
+    lags = {name: LoopLag() for name in servers}
+    await _round(setting, beside, servers, {name: LoopLag() for name in servers})  # warms up
+    for repeat in range(setting.bench.repeats):
+        setting.say(f"throughput, repeat {repeat + 1} of {setting.bench.repeats}")
+        turned = dict(list(servers.items())[:: -1 if repeat % 2 else 1])  # who comes first takes turns too
+        for name, rate in (await _round(setting, beside, turned, lags)).items():
+            rates[name].append(rate)
+    return rates, lags
 
 
 async def _round(
-    setting: _Setting,
-    beside: Beside,
-    servers: dict[str, Callable[[GenerateRequest], Awaitable[int]]],
-    lags: dict[str, LoopLag],
-    order: list[str],
+    setting: Setting, beside: Beside, servers: dict[str, Serve], lags: dict[str, LoopLag]
 ) -> dict[str, float]:
     """Let each server serve all requests once, with the learner stepping; return tokens per second of each."""
     rates = {}
-    for name in order:
+    for name, served in servers.items():
         async with beside.stepping():
             lags[name].start()
             try:
-                rates[name] = await run_all(setting.workload.requests(), servers[name], setting.bench.concurrent)
+                rates[name] = await setting.run(served)
             finally:
                 lags[name].stop()
     return rates
 
 
-async def _agreement(setting: _Setting, dtype: Dtype) -> dict[str, float | None]:
+async def _agreement(setting: Setting, dtype: Dtype) -> Differences:
     """Compare log-probs of engine and learner at version 0 in `dtype`."""
     setting.say(f"log-prob agreement in {dtype}")
-    student = setting.config.student.model_copy(update={"dtype": dtype})
-    config = setting.config.model_copy(update={"student": student})
-    async with _engine(setting, config) as engine, _beside(setting, config, engine) as beside:
-        return (await beside.step()).agreement.figures()
+    async with setting.engine(dtype=dtype) as engine, setting.beside(engine, dtype) as beside:
+        return (await beside.step()).agreement
 
 
-async def _draws_cost(setting: _Setting) -> dict[str, float]:
+async def _draws_cost(setting: Setting) -> dict[str, float]:
     """Return how much longer the same turns take with each kind of draws, relative to none."""
-    most = DrawSpec(head=max(draws.head for draws in _DRAWS.values()))
     seconds: dict[str, list[float]] = {name: [] for name in ("none", *_DRAWS)}
-    async with _engine(setting, setting.config, most) as engine:
+    async with setting.engine(draws=_MOST_DRAWS) as engine:
         for repeat in range(setting.bench.repeats + 1):
             setting.say(f"cost of draws, repeat {repeat} of {setting.bench.repeats}")
             for name in seconds:
-                requests = setting.workload.requests(_DRAWS.get(name, NO_DRAWS))
-                rate = await run_all(requests, _serve(engine), setting.bench.concurrent)
+                rate = await setting.run(serve(engine), _DRAWS.get(name, NO_DRAWS))
                 if repeat:  # the first one warms up
                     seconds[name].append(1 / rate)
-    return {
-        name: statistics.median(drawn / bare - 1 for drawn, bare in zip(seconds[name], seconds["none"], strict=True))
-        for name in _DRAWS
-    }
+    return {name: _excess(seconds[name], seconds["none"]) for name in _DRAWS}
 
 
-def _serve(engine: Engine) -> Callable[[GenerateRequest], Awaitable[int]]:
-    async def serve(request: GenerateRequest) -> int:
-        return len((await engine.generate(request)).ids_R)
-
-    return serve
-
-
-@asynccontextmanager
-async def _engine(setting: _Setting, config: TrainConfig, draws: DrawSpec = NO_DRAWS) -> AsyncIterator[Engine]:
-    engine = await start_engine(
-        "benched",
-        setting.student,
-        config.engine,
-        dtype=config.student.dtype,
-        threads=config.runtime.threads.engine,
-        seed=config.run.seed,
-        draws=draws,
-    )
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
-@asynccontextmanager
-async def _beside(setting: _Setting, config: TrainConfig, engine: Engine) -> AsyncIterator[Beside]:
-    """Start a learner whose batch is what `engine` samples now, at version 0."""
-    trajectories: list[Trajectory] = []
-
-    async def serve(request: GenerateRequest) -> int:
-        generation = await engine.generate(request)
-        trajectories.append(trajectory_of(len(trajectories), request, generation))
-        return len(generation.ids_R)
-
-    batch = setting.workload.requests(count=config.scheduler.batch_size)
-    await run_all(batch, serve, setting.bench.concurrent)
-    async with open_beside(config, setting.student, trajectories, setting.vocabulary, setting.scratch) as beside:
-        yield beside
+def _excess(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    return statistics.median(longer / shorter - 1 for longer, shorter in zip(seconds, reference, strict=True))

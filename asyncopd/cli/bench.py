@@ -26,15 +26,17 @@ def engine(
     config: Config,
     set_: Set = [],  # noqa: B006
     concurrent: Annotated[int, typer.Option(min=1, help="Turns under way at once.")] = 64,
-    requests: Annotated[int, typer.Option(min=1, help="Turns of one repeat.")] = 192,
+    requests: Annotated[int, typer.Option(min=1, help="Turns of one repeat.")] = 128,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each turn.")] = 48,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 5,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 7,
+    server: Annotated[bool, typer.Option(help="Measure our engine over HTTP too.")] = True,
     json: Json = False,
 ) -> None:
     """Compare our engine with bare vLLM, with a learner beside both; and its log-probs with the learner's."""
-    from asyncopd.bench.engine import EngineBench, bench_engine
+    from asyncopd.bench.engine import bench_engine
+    from asyncopd.bench.setting import EngineBench
 
-    settings = EngineBench(concurrent=concurrent, requests=requests, turn_tokens=tokens, repeats=repeats)
+    settings = EngineBench(concurrent, requests, tokens, repeats, server)
     console = output()
     figures = asyncio.run(bench_engine(load(config, set_, TrainConfig), settings, console.print))
     _print(figures, repeats, json)

@@ -94,7 +94,7 @@ async def launch(
 
 
 def _discard(task: asyncio.Task[AsyncLLM]) -> None:
-    if task.exception() is None:
+    if not task.cancelled() and task.exception() is None:
         task.result().shutdown(0.0)
 
 
