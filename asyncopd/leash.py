@@ -4,7 +4,7 @@ Invariants:
 - the command and all its descendants of its process group are told to end once the pipe at the supervisor's standard
   input closes, and are killed `grace_s` seconds later;
 - they are told to end too once the command itself ends, whose exit code is the supervisor's;
-- the private directory goes with them.
+- their private directory, if they have one, goes with them.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ exit "$status"
 _SOCKET_PATH_BYTES = 103
 
 
-def leashed(command: Sequence[str], directory: Path, grace_s: float) -> list[str]:
-    """Return what runs `command` under a supervisor, which removes `directory` at the end.
+def leashed(command: Sequence[str], grace_s: float, directory: Path | None = None) -> list[str]:
+    """Return what runs `command` under a supervisor, which removes `directory`, where one is given, at the end.
 
     Start it with a pipe as standard input and in a session of its own; its process group is then the command's.
     """
-    return ["/bin/sh", "-c", _SUPERVISE, str(directory), f"{grace_s:g}", *command]
+    return ["/bin/sh", "-c", _SUPERVISE, str(directory or ""), f"{grace_s:g}", *command]
 
 
 def private_directory() -> Path:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from asyncopd.config.rollout import RolloutSection
 from asyncopd.config.section import Section
 from asyncopd.engines.vllm.cpu_build import cpu_build_variables, is_cpu_build
 from asyncopd.errors import UserError
+from asyncopd.leash import leashed
 
 # One process less, and no core of its own to spin on; the server binds no threads then.
 _CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -94,18 +94,22 @@ async def _supervise(server: Server) -> int:
     for signum in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(signum, told.set)
     process = await asyncio.create_subprocess_exec(
-        *server.command, env=server.environment, stdin=subprocess.DEVNULL, start_new_session=True
+        *leashed(server.command, _GRACE_S),
+        env=server.environment,
+        stdin=asyncio.subprocess.PIPE,
+        start_new_session=True,
     )
+    assert process.stdin is not None
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(told.wait())
     try:
         await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             return ended.result()
-        process.terminate()
+        process.stdin.close()
         await asyncio.wait({ended}, timeout=_GRACE_S)
         return 0
     finally:
-        # All of its group: a signal that comes while vLLM starts is lost on it.
+        # A signal that comes while vLLM starts is lost on it.
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         asked.cancel()

@@ -88,11 +88,11 @@ class Served:
             return False
 
     def end(self, signum: int) -> tuple[int, list[psutil.Process]]:
-        """Send `signum` and return the exit code, and which processes outlive the server by ten seconds."""
+        """Send `signum` and return the exit code, and which processes outlive the server by fifteen seconds."""
         family = family_of(self.process)
         self.process.send_signal(signum)
         code = self.process.wait(timeout=60)
-        _, alive = psutil.wait_procs(family, timeout=10)
+        _, alive = psutil.wait_procs(family, timeout=15)
         return code, alive
 
 
@@ -176,3 +176,9 @@ def test_a_taken_port_is_refused_in_one_line_before_anything_starts(tmp_path: Pa
     assert result.stderr.splitlines() == [
         f"error: --port {port}: cannot be used on 127.0.0.1 (Address already in use); choose another"
     ]
+
+
+def test_killing_it_ends_every_process(tmp_path: Path) -> None:
+    served = Served(run_directory(tmp_path / "a run"), tmp_path / "log")
+    served.wait(lambda: any("EngineCore" in process.name() for process in family_of(served.process)))
+    assert served.end(signal.SIGKILL) == (-signal.SIGKILL, []), served.log.read_text()[-4000:]

@@ -26,7 +26,7 @@ def directory() -> Iterator[Path]:
 
 
 def start(command: list[str], directory: Path, grace_s: float = 0.3) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(leashed(command, directory, grace_s), stdin=subprocess.PIPE, start_new_session=True)
+    return subprocess.Popen(leashed(command, grace_s, directory), stdin=subprocess.PIPE, start_new_session=True)
 
 
 def gone(leader: int, within_s: float) -> bool:
@@ -60,7 +60,7 @@ def test_the_exit_code_is_the_commands_and_its_children_are_told_to_end(director
 def test_a_starter_that_is_killed_leaves_nothing(directory: Path) -> None:
     script = (
         "import subprocess, sys, time; from pathlib import Path; from asyncopd.leash import leashed;"
-        "c = leashed(['sleep', '60'], Path(sys.argv[1]), 0.3);"
+        "c = leashed(['sleep', '60'], 0.3, Path(sys.argv[1]));"
         "p = subprocess.Popen(c, stdin=subprocess.PIPE, start_new_session=True);"
         "print(p.pid, flush=True); time.sleep(60)"
     )
@@ -84,3 +84,10 @@ def test_others_cannot_enter_a_private_directory() -> None:
     path = private_directory()
     assert path.stat().st_mode & 0o077 == 0
     path.rmdir()
+
+
+def test_a_command_without_a_directory_leaves_none(tmp_path: Path) -> None:
+    result = subprocess.run(
+        leashed(["true"], 0.3), input=b"", capture_output=True, start_new_session=True, cwd=tmp_path
+    )
+    assert (result.returncode, result.stderr) == (0, b"")

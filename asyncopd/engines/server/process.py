@@ -49,7 +49,7 @@ class ServerProcess:
         directory = private_directory()
         socket, key = directory / "s", secrets.token_urlsafe(32)
         log = log or directory / "log"
-        command = leashed([sys.executable, *server_command(arguments), "--uds", str(socket)], directory, _GRACE_S)
+        command = leashed([sys.executable, *server_command(arguments), "--uds", str(socket)], _GRACE_S, directory)
         spawning = asyncio.create_task(_spawn(command, _variables(threads, key), log))
         try:
             return cls(await asyncio.shield(spawning), socket, key, log)
