@@ -22,6 +22,10 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     content: str
     failed: bool = False
 
+    def message(self) -> Message:
+        """Return the message that shows the result to the agent."""
+        return Message(role="tool", content=self.content, tool_call_id=self.call_id, name=self.name)
+
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """An environment's answer to an action. `outcome` is an `Outcome` value once `done`."""

@@ -23,7 +23,7 @@ from asyncopd.records import (
     Version,
 )
 from asyncopd.rollout.tool_loop import ToolLoop
-from asyncopd.rollout.tools import as_message, call_tools
+from asyncopd.rollout.tools import call_tools
 from asyncopd.seams import Episode, ExpertEnvironment, Tool
 from asyncopd.text.chat import Chat
 
@@ -90,7 +90,7 @@ class _Stage:
 
     async def step(self, action: Message, results: Sequence[ToolResult] = ()) -> Step:
         step = await self._environment.step(action, results)
-        self._history += [action, *(as_message(result) for result in results), *step.messages]
+        self._history += [action, *(result.message() for result in results), *step.messages]
         return step
 
     async def finish(self, trajectory: Trajectory) -> Step:

@@ -10,7 +10,6 @@ import msgspec
 from asyncopd.config.rollout import RolloutSection
 from asyncopd.records import Generation, Message, Observation, Outcome, Step, Timings, ToolResult, Trajectory, Turn
 from asyncopd.rollout.recorder import Recorder
-from asyncopd.rollout.tools import as_message
 from asyncopd.seams import Episode
 from asyncopd.text.chat import Chat
 from asyncopd.text.tool_calls import parse
@@ -87,7 +86,7 @@ class _Life:
         self.turns.append(
             Turn(
                 agent=AGENT,
-                messages=[action, *(as_message(result) for result in results), *step.messages],
+                messages=[action, *(result.message() for result in results), *step.messages],
                 tool_calls=action.tool_calls,
                 rewards=step.rewards,
                 timings=timings,

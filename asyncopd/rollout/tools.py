@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from asyncopd.records import Message, ToolCall, ToolResult
+from asyncopd.environment.tools import ToolError
+from asyncopd.records import ToolCall, ToolResult
 from asyncopd.seams import Tool
 
 
@@ -18,11 +19,6 @@ async def call_tools(tools: Mapping[str, Tool], calls: Sequence[ToolCall], timeo
     return list(await asyncio.gather(*(_call(tools, call, timeout_s) for call in calls)))
 
 
-def as_message(result: ToolResult) -> Message:
-    """Return the message that shows a result to the agent."""
-    return Message(role="tool", content=result.content, tool_call_id=result.call_id, name=result.name)
-
-
 async def _call(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -> ToolResult:
     if call.error is not None:
         return _failed(call, call.error)
@@ -33,6 +29,8 @@ async def _call(tools: Mapping[str, Tool], call: ToolCall, timeout_s: float) -> 
     try:
         async with limit:
             output = await tool(call.arguments)
+    except ToolError as error:
+        return _failed(call, str(error))
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the boundary around code that may do anything
         if limit.expired():
             return _failed(call, f"no answer within {timeout_s:g} s")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from asyncopd.records import ToolCall, encode
-from asyncopd.rollout.tools import as_message, call_tools
+from asyncopd.rollout.tools import call_tools
 
 
 def call(name: str, index: int = 0, error: str | None = None, **arguments: Any) -> ToolCall:
@@ -66,7 +66,7 @@ async def test_output_is_text_that_can_be_stored(shop: type) -> None:
 
     number, odd = await call_tools({**shop().tools, "odd": surrogate}, [call("number"), call("odd")], timeout_s=1)
     assert (number.content, odd.content) == ("7", "a?b")
-    encode([as_message(number), as_message(odd)])
+    encode([number.message(), odd.message()])
 
 
 async def test_cancelling_the_calls_cancels_the_tools() -> None:
