@@ -86,7 +86,7 @@ def described(method: Callable[..., Any], name: str) -> tuple[ToolSpec, type[Bas
         if parameter.name not in types or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"{method.__qualname__}: parameter {parameter.name!r} needs a type, and a name of its own")
         default = ... if parameter.default is parameter.empty else parameter.default
-        told = {"description": meanings[parameter.name]} if meanings.get(parameter.name) else {}
+        told: dict[str, Any] = {"description": meanings[parameter.name]} if meanings.get(parameter.name) else {}
         # By alias, as a parameter may be called what pydantic's classes call something of their own.
         fields[f"parameter_{number}"] = (types[parameter.name], Field(default, alias=parameter.name, **told))
     model = pydantic.create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
