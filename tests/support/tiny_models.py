@@ -1,4 +1,4 @@
-"""Tiny random Qwen3 models, requests to engines, and the learner's log-probs to hold answers against."""
+"""Tiny random models, requests to engines, and the learner's log-probs to hold answers against."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    DynamicCache,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from asyncopd.records import DrawSpec, GenerateRequest, Sampling, SendOrder, Version, WeightFile
 from asyncopd.tensors.sender import Sender
@@ -17,26 +25,31 @@ from asyncopd.tensors.sender import Sender
 VOCABULARY = 96
 
 
-def make_model(seed: int, *, tied: bool) -> Qwen3ForCausalLM:
-    """Return a float32 model whose distributions are far from flat, and differ by seed."""
+def make_model(seed: int, *, tied: bool, biases: bool = False) -> PreTrainedModel:
+    """Return a float32 model whose distributions are far from flat, and differ by seed; Qwen2 where it has biases."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
+    config_class, model_class = (Qwen2Config, Qwen2ForCausalLM) if biases else (Qwen3Config, Qwen3ForCausalLM)
+    config = config_class(
         vocab_size=VOCABULARY,
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
+        num_attention_heads=2 if biases else 4,
+        num_key_value_heads=1 if biases else 2,
+        **({} if biases else {"head_dim": 32}),  # vLLM's CPU attention takes no less
         max_position_embeddings=1024,
         tie_word_embeddings=tied,
         initializer_range=0.15,
         use_cache=True,
     )
-    return Qwen3ForCausalLM(config).eval()
+    model = model_class(config).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.3)
+    return model
 
 
-def save_checkpoint(model: Qwen3ForCausalLM, directory: Path) -> None:
+def save_checkpoint(model: PreTrainedModel, directory: Path) -> None:
     model.save_pretrained(directory)
     words = {f"w{index}": index for index in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
@@ -91,7 +104,7 @@ class ModelSource:
 
 @torch.no_grad()
 def learner_logp(
-    model: Qwen3ForCausalLM, prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
+    model: PreTrainedModel, prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
 ) -> np.ndarray:
     """Return the learner's float32 log-probs of `ids_R` after `prompt_ids`."""
     return mixed_logp([(model, 0)], prompt_ids, ids_R, temperature)
@@ -99,7 +112,7 @@ def learner_logp(
 
 @torch.no_grad()
 def mixed_logp(
-    spans: list[tuple[Qwen3ForCausalLM, int]], prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
+    spans: list[tuple[PreTrainedModel, int]], prompt_ids: list[int], ids_R: np.ndarray, temperature: float = 1.0
 ) -> np.ndarray:
     """Return log-probs of `ids_R` where each (model, start) samples from token `start` on, over older keys and values.
 

@@ -28,8 +28,9 @@ from asyncopd.engines.draws import Order, order_of
 from asyncopd.engines.turn import token_seed
 from asyncopd.records import Draws, DrawSpec
 
-# Outside the batch are preempted requests, and finished ones that will soon be asked for.
-_KEPT_BATCHES = 4
+# Of requests outside the batch: preempted ones, and finished ones that will soon be asked for. It is reached only
+# where a client died.
+_KEPT_BYTES = 256 * 2**20
 
 
 class DrawsProcessor(LogitsProcessor):
@@ -44,7 +45,7 @@ class DrawsProcessor(LogitsProcessor):
             raise ValueError("draws are of a whole distribution: neither greedy, nor cut by top_p or top_k")
 
     def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
-        self._limit = _KEPT_BATCHES * vllm_config.scheduler_config.max_num_seqs
+        self._limit = _KEPT_BYTES
         self._batch: dict[int, _Request] = {}
         self._kept: dict[str, _Request] = {}
         self._left: dict[str, None] = {}  # kept ones outside the batch, the newest last
@@ -61,8 +62,7 @@ class DrawsProcessor(LogitsProcessor):
         for key in present:
             self._left.pop(key, None)
         self._left |= dict.fromkeys(key for key in before if key not in present and key in self._kept)
-        for key in list(self._left)[: max(0, len(self._left) - self._limit)]:
-            del self._left[key], self._kept[key]
+        self._forget(sum(self._kept[key].nbytes for key in self._left) - self._limit)
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         rows_of: dict[DrawSpec, list[int]] = {}
@@ -81,6 +81,13 @@ class DrawsProcessor(LogitsProcessor):
             if request is not None:
                 taken[key] = request.draws
         return taken
+
+    def _forget(self, excess: int) -> None:
+        """Drop requests outside the batch, the oldest first, until `excess` bytes are free."""
+        while excess > 0:
+            oldest = next(iter(self._left))
+            excess -= self._kept[oldest].nbytes
+            del self._left[oldest], self._kept[oldest]
 
     def _admit(self, params: SamplingParams, _: list[int] | None, output_ids: list[int]) -> _Request | None:
         order = order_of(params.extra_args)
@@ -116,6 +123,10 @@ class _Request:
     @property
     def seed(self) -> int:
         return token_seed(self.order.seed, self.order.start + len(self.output_ids))
+
+    @property
+    def nbytes(self) -> int:
+        return self._ids_RN[: self._count].nbytes + self._logp_RN[: self._count].nbytes
 
     @property
     def draws(self) -> Draws:

@@ -2,7 +2,8 @@
 
 Invariants:
 - the model changes in `load` alone, which vLLM calls between two steps of generation;
-- preparations run one after the other, in a thread of their own, and only the newest can be loaded;
+- a preparation runs in a thread, and only the newest can be loaded; one that is superseded while it runs, or hangs,
+  keeps the copy of the weights that it may be changing, and the next starts afresh;
 - after a load that failed the model is not whole, and the next one brings in all tensors.
 """
 
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from vllm.config import VllmConfig
@@ -20,11 +22,26 @@ from asyncopd.engines.vllm.layout import Layout
 from asyncopd.engines.vllm.modules import ModuleMap
 from asyncopd.engines.vllm.update_state import UpdateState
 from asyncopd.records import Manifest, Version
+from asyncopd.tensors.base import CheckpointTensors
+from asyncopd.tensors.received import Received, weights_of
 from asyncopd.tensors.shadow import Shadow
+
+
+class OtherWeights(RuntimeError):
+    """The weights at hand are not those of the manifest; the message says how they differ. The model is as before."""
 
 
 class NotPrepared(RuntimeError):
     """The version to load is not the one prepared; the message names both. The model is as before."""
+
+
+@dataclass
+class Line:
+    """What one preparation after the other builds on: `changed` names (an ordered set) are newer than in the model."""
+
+    thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prepare-weights"))
+    shadow: Shadow = field(default_factory=Shadow)
+    changed: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,7 @@ class Prepared:
 
     version: Version
     checksum: int
+    own: list[str]
     install: Install
 
 
@@ -43,28 +61,46 @@ class WeightFollower:
         self._model = model
         self._config = config
         self._layout = Layout(config.model_config)
-        self._shadow = Shadow()
-        self._changed: dict[str, None] = {}  # in the shadow, since the model was loaded; an ordered set
-        self._thread = ThreadPoolExecutor(1, "prepare-weights")
+        self._line = Line()
         self._asked: Version | None = None
         self._prepared: Future[Prepared] | None = None
         self._loaded: tuple[Version, int] | None = None
         self._whole = True
+        self._own: list[str] = []  # weights that the model may have otherwise than its checkpoint
+
+    @cached_property
+    def _received(self) -> Received:
+        dtype = self._config.model_config.dtype
+        assert isinstance(dtype, torch.dtype), "vLLM resolves names when it starts"
+        return Received(CheckpointTensors(self._layout.directory()), dtype)
 
     def prepare(self, manifest: Manifest) -> None:
         """Begin to prepare the version of `manifest`; `state` tells the end. What was prepared before is dropped."""
-        if self._prepared is not None:
-            self._prepared.cancel()
+        if self._prepared is not None and not self._prepared.done():
+            self._line.thread.shutdown(wait=False)
+            self._line = Line()
         self._asked = manifest.version
-        self._prepared = self._thread.submit(self._prepare, manifest)
+        self._prepared = self._line.thread.submit(self._prepare, manifest, self._line)
 
     @torch.no_grad()
-    def _prepare(self, manifest: Manifest) -> Prepared:
+    def _prepare(self, manifest: Manifest, line: Line) -> Prepared:
         self._layout.check(manifest)
-        changed = self._shadow.follow(manifest)
-        self._changed |= dict.fromkeys(self._layout.loadable(changed))
-        names = self._changed if self._whole else self._layout.loadable(self._shadow.tensors)
-        return Prepared(manifest.version, manifest.checksum, self._build(self._shadow.tensors, list(names)))
+        changed = line.shadow.follow(manifest)
+        arrived = line.shadow.tensors
+        weights = self._received.weights(arrived)
+        line.changed |= dict.fromkeys(self._layout.loadable(weights_of(arrived, changed)))
+        own = self._layout.loadable(weights_of(arrived, arrived))
+        left = dict.fromkeys(name for name in self._own if name not in own)  # an adapter before this one changed them
+        names = list(line.changed | left) if self._whole else self._layout.loadable(weights)
+        install = self._build(weights, names)
+        # Only now, so that it speaks of what was copied; it also tells a version that was sent before as another one.
+        if (checksum := line.shadow.checksum()) != manifest.checksum:
+            line.shadow = Shadow()
+            raise OtherWeights(
+                f"the tensors of version {manifest.version} here have the checksum {checksum:016x}, the manifest says "
+                f"{manifest.checksum:016x}: the file was changed, or other weights were sent as this version before"
+            )
+        return Prepared(manifest.version, checksum, own, install)
 
     def _build(self, tensors: Mapping[str, torch.Tensor], names: list[str]) -> Install:
         modules = ModuleMap(self._model, self._layout.loadable(tensors))
@@ -82,7 +118,8 @@ class WeightFollower:
         prepared.install()
         self._whole = True
         self._loaded = (prepared.version, prepared.checksum)
-        self._changed = {}
+        self._own = prepared.own
+        self._line.changed = {}
 
     def state(self) -> UpdateState:
         """Say where this worker stands."""
@@ -100,4 +137,4 @@ class WeightFollower:
 
     def close(self) -> None:
         """Prepare nothing any more."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._line.thread.shutdown(wait=False, cancel_futures=True)

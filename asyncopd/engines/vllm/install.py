@@ -37,7 +37,8 @@ class IncompleteModule(RuntimeError):
 def replaceable(config: VllmConfig) -> bool:
     """Say whether modules can be exchanged: nothing was compiled against their memory, or derived from it."""
     model = config.model_config
-    return model.enforce_eager and not model.use_mla and config.device_config.device_type == "cpu"
+    plain = model.enforce_eager and not model.use_mla and model.quantization is None
+    return plain and config.device_config.device_type == "cpu"
 
 
 def by_replacement(model: torch.nn.Module, modules: ModuleMap, tensors: Tensors, names: Collection[str]) -> Install:
@@ -77,11 +78,12 @@ def by_replacement(model: torch.nn.Module, modules: ModuleMap, tensors: Tensors,
 def by_reload(
     model: torch.nn.Module, modules: ModuleMap, tensors: Tensors, names: Collection[str], config: ModelConfig
 ) -> Install:
-    """Do nothing yet; what is returned has vLLM fill and pack the modules that hold `names`, in place."""
+    """Only gather tensors now; what is returned has vLLM fill and pack the modules that hold `names`, in place."""
+    gathered = [(name, tensors[name]) for name in modules.complete(names)]
 
     def install() -> None:
         initialize_layerwise_reload(model)
-        model.load_weights((name, tensors[name]) for name in modules.complete(names))  # type: ignore[operator]
+        model.load_weights(iter(gathered))  # type: ignore[operator]
         finalize_layerwise_reload(model, config)
         for head in _tied_heads(model):
             _pack(head)

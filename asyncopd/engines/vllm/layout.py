@@ -14,6 +14,7 @@ from safetensors import safe_open
 from vllm.config import ModelConfig
 
 from asyncopd.records import Manifest, WeightFile
+from asyncopd.tensors.adapter import is_adapter
 
 
 class OtherModel(RuntimeError):
@@ -33,14 +34,15 @@ class Layout:
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of every tensor; a tied head has none of its own, even where the checkpoint repeats it."""
         shapes: dict[str, tuple[int, ...]] = {}
-        for path in sorted(self._directory().glob("*.safetensors")):
+        for path in sorted(self.directory().glob("*.safetensors")):
             with safe_open(path, framework="pt") as file:
                 shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         if self._tied:
             shapes.pop("lm_head.weight", None)
         return shapes
 
-    def _directory(self) -> Path:
+    def directory(self) -> Path:
+        """Return where the checkpoint lies."""
         directory = Path(self._model)
         if directory.is_dir():
             return directory
@@ -51,7 +53,12 @@ class Layout:
         return [name for name in names if name in self.shapes]
 
     def check(self, manifest: Manifest) -> None:
-        """Raise `OtherModel` unless the files of `manifest` are of this layout, the first one complete."""
+        """Raise `OtherModel` unless the files of `manifest` are of this layout, the first one complete.
+
+        An adapter is let through: whoever merges it checks it.
+        """
+        if is_adapter(entry.name for entry in manifest.files[0].tensors):
+            return
         for weights in manifest.files:
             self._check(weights)
 
