@@ -51,6 +51,6 @@ def _import(use: str, threads: int) -> Any:
     if use == "torch":
         return importlib.import_module("asyncopd.engines.torch").TorchEngine
     if use == "vllm_server":
-        return importlib.import_module("asyncopd.engines.server.engine").ServerEngine
+        return importlib.import_module("asyncopd.engines.server.start")
     with vllm_environment(threads):  # parts of it are read when vLLM is first imported
         return importlib.import_module("asyncopd.engines.vllm.engine").VllmEngine

@@ -18,35 +18,32 @@ import math
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 import msgspec
 
 from asyncopd.config.engine import EngineSection
-from asyncopd.config.model import Dtype
 from asyncopd.engines.draws import Collector, completed, worker_spec
 from asyncopd.engines.gate import Gate
 from asyncopd.engines.lifeline import Lifeline
 from asyncopd.engines.server.answer import Answer
 from asyncopd.engines.server.client import Client, ServerLost, ServerRefused
 from asyncopd.engines.server.control import HttpControl
-from asyncopd.engines.server.process import ServerProcess, server_arguments
+from asyncopd.engines.server.process import ServerProcess
 from asyncopd.engines.server.receiver import ServerReceiver
-from asyncopd.engines.server.requirements import Requirements, api_key
-from asyncopd.engines.server.stream import read_choices
+from asyncopd.engines.server.stream import StreamReader
 from asyncopd.engines.server.wire import ABORT, GENERATE, abort_body, generate_body, stream_head
 from asyncopd.engines.turn import ended_turn, tokens_left
-from asyncopd.records import NO_DRAWS, DrawSpec, EngineCapabilities, GenerateRequest, Generation, Sampling, Version
+from asyncopd.records import DrawSpec, EngineCapabilities, GenerateRequest, Generation, Sampling, Version
 from asyncopd.seams import EngineDied
 
 _POLL_S = 0.1
 _LAST_WORDS_S = 1.0  # a server that broke off may be dying, and its log says of what
-_HEALTH_S = 10.0
+_SHORT_S = 10.0
 _FAULTS_OF_REQUESTS = frozenset({400, 422})
 
 
 class ServerEngine:
-    """Implements `seams.Engine`; made by `start` or `connect`. A server without `process` is someone else's."""
+    """Implements `seams.Engine`; made in `start`. A server without `process` is someone else's."""
 
     def __init__(
         self,
@@ -74,78 +71,10 @@ class ServerEngine:
             name, self._control, self._gate, self._lifeline, section.kv_policy, self._answers
         )
 
-    @classmethod
-    async def start(
-        cls,
-        name: str,
-        directory: Path,
-        section: EngineSection,
-        *,
-        dtype: Dtype,
-        threads: int,
-        seed: int,
-        version: Version = Version(0, 0),  # noqa: B008 - immutable
-        draws: DrawSpec = NO_DRAWS,
-        log: Path | None = None,
-    ) -> ServerEngine:
-        """Start a server of the checkpoint in `directory` as `version`, with up to `draws` a token.
-
-        Raises `TimeoutError` after `section.start_timeout_s`, and `EngineDied` with the last lines of `log`.
-        """
-        arguments = server_arguments(directory, section, dtype=dtype, seed=seed, draws=draws)
-        process = await ServerProcess.start(arguments, threads, log)
-        client = Client("http://server", process.key, process.socket)
-        engine = cls(name, client, section, version, draws, process)
-        try:
-            async with asyncio.timeout(section.start_timeout_s):
-                await engine._lifeline.hold(engine._begin(version))
-                await engine._warm_up()
-        except TimeoutError as error:
-            await engine.close()
-            raise TimeoutError(process.last_words()) from error
-        except BaseException:
-            await engine.close()
-            raise
-        return engine
-
-    @classmethod
-    async def connect(
-        cls,
-        name: str,
-        url: str,
-        directory: Path,
-        section: EngineSection,
-        *,
-        dtype: Dtype,
-        version: Version = Version(0, 0),  # noqa: B008 - immutable
-        draws: DrawSpec = NO_DRAWS,
-    ) -> ServerEngine:
-        """Use the server at `url`, which runs already with the architecture of the checkpoint in `directory`.
-
-        Its first update, which brings it to `version` or a later one, comes before anything is generated. Raises
-        `UserError` for a server that cannot do what is needed, with the command that starts one that can.
-        """
-        client = Client(url, api_key(section))
-        try:
-            async with asyncio.timeout(section.start_timeout_s):
-                await Requirements(client, directory, section, dtype, draws).check()
-        except BaseException:
-            await client.close()
-            raise
-        return cls(name, client, section, version, draws)
-
-    async def _begin(self, version: Version) -> None:
-        """Wait until the server is up, and have it label its tokens."""
-        while True:
-            try:
-                await self._client.call("GET", "/health", timeout_s=_HEALTH_S)
-                break
-            except (ServerLost, TimeoutError):
-                await asyncio.sleep(_POLL_S)
-        await self._control.label(str(version))
-
-    async def _warm_up(self) -> None:
-        """The first request of a server costs seconds."""
+    async def begin(self, version: Version) -> None:
+        """Wait until the server is up, have it label its tokens, and warm it up: its first request costs seconds."""
+        await self._lifeline.hold(self._up())
+        await self._lifeline.hold(self._control.label(str(version)))
         sampling = Sampling(temperature=1.0, max_tokens=2, seed=0, stop_ids=())
         await self.generate(
             GenerateRequest(
@@ -153,10 +82,18 @@ class ServerEngine:
                 trajectory_id="warm-up",
                 prompt_ids=[0],
                 sampling=sampling,
-                min_version=self.version,
+                min_version=version,
                 deadline=math.inf,
             )
         )
+
+    async def _up(self) -> None:
+        while True:
+            try:
+                await self._client.call("GET", "/health", timeout_s=_SHORT_S)
+                return
+            except (ServerLost, TimeoutError):
+                await asyncio.sleep(_POLL_S)
 
     async def _watch(self, process: ServerProcess) -> None:
         self._lifeline.sever(f"died: its server {await process.ended()}")
@@ -185,11 +122,13 @@ class ServerEngine:
             self._answers.pop(key, None)
 
     async def _serve(self, key: str, request: GenerateRequest, count: int) -> Generation:
+        reader = StreamReader()
         try:
             async with AsyncExitStack() as stack:
                 answer, pieces = await self._submit(key, request, count, stack)
-                async for choice in read_choices(pieces):
-                    answer.add(choice)
+                async for piece in pieces:  # to the end, so that the connection can serve another turn
+                    for choice in reader.read(piece):
+                        answer.add(choice)
             if not answer.finished:
                 raise ServerLost(f"{self._client.url} ended a stream before its last token")
             return await self._completed(key, request, answer.generation())
@@ -244,7 +183,7 @@ class ServerEngine:
 
     async def _abort(self, key: str) -> None:
         with suppress(ServerLost, ServerRefused, TimeoutError):  # the next request or probe finds out
-            await self._client.call("POST", ABORT, abort_body(key), timeout_s=_HEALTH_S)
+            await self._client.call("POST", ABORT, abort_body(key), timeout_s=_SHORT_S)
 
     async def probe(self) -> None:
         """Ask the server's core, which answers between two steps. Raises `EngineDied`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import msgspec
 
@@ -61,28 +61,29 @@ class _Piece(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Piece)
 
 
-async def read_choices(pieces: AsyncIterator[bytes]) -> AsyncIterator[Choice]:
-    """Yield what a server streams, until it ends; the last has a `finish_reason`, unless the server broke off.
+class StreamReader:
+    """Reads one stream; the last choice has a `finish_reason`, unless the server broke off."""
 
-    Raises `ServerLost` for what it says of a failure of its own, and for what it should not say.
-    """
-    async for event in _events(pieces):
-        try:
-            piece = _decoder.decode(event)
-        except msgspec.DecodeError as error:
-            raise ServerLost(f"the stream is broken ({error}): {event[:200].decode(errors='replace')}") from error
-        if piece.error is not None:
-            raise ServerLost(f"the stream ended with an error of the server: {piece.error.message}")
-        for choice in piece.choices:
-            yield choice
+    def __init__(self) -> None:
+        self._rest = b""
 
+    def read(self, piece: bytes) -> Iterator[Choice]:
+        """Yield what is complete with `piece`, whichever way the bytes were cut.
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the data of each server-sent event, whichever way the bytes are cut."""
-    rest = b""
-    async for piece in pieces:
-        *events, rest = (rest + piece).split(_END)
+        Raises `ServerLost` for what the server says of a failure of its own, and for what it should not say.
+        """
+        *events, self._rest = (self._rest + piece).split(_END)
         for event in events:
             data = event.removeprefix(_DATA)
-            if data != _DONE:  # the connection is free for another request only once its answer was read to the end
-                yield data
+            if data != _DONE:
+                yield from _choices(data)
+
+
+def _choices(data: bytes) -> list[Choice]:
+    try:
+        piece = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ServerLost(f"the stream is broken ({error}): {data[:200].decode(errors='replace')}") from error
+    if piece.error is not None:
+        raise ServerLost(f"the stream ended with an error of the server: {piece.error.message}")
+    return piece.choices

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import numpy as np
 import pytest
 import torch
+from vllm.config import VllmConfig
 from vllm.sampling_params import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate, MoveDirectionality
 
@@ -19,7 +19,6 @@ from asyncopd.records import Draws
 pytestmark = pytest.mark.integration
 
 VOCABULARY = 50
-BATCH = 4
 
 
 def parameters(key: str, start: int = 0, max_tokens: int = 9, iid: int = 2, **sampling: Any) -> SamplingParams:
@@ -29,12 +28,11 @@ def parameters(key: str, start: int = 0, max_tokens: int = 9, iid: int = 2, **sa
 
 @pytest.fixture
 def processor() -> DrawsProcessor:
-    config = SimpleNamespace(scheduler_config=SimpleNamespace(max_num_seqs=BATCH))
-    return DrawsProcessor(config, torch.device("cpu"), False)
+    return DrawsProcessor(cast(VllmConfig, None), torch.device("cpu"), False)
 
 
 def update(processor: DrawsProcessor, added=(), removed=(), moved=()) -> None:
-    processor.update_state(BatchUpdate(batch_size=BATCH, removed=removed, added=added, moved=moved))
+    processor.update_state(BatchUpdate(batch_size=3, removed=removed, added=added, moved=moved))
 
 
 def step(processor: DrawsProcessor, outputs: list[list[int]], seed: int = 0) -> torch.Tensor:
@@ -138,21 +136,23 @@ def test_what_is_taken_is_forgotten_also_while_it_is_in_the_batch(processor):
 
 
 def test_of_what_nobody_asks_for_only_the_newest_are_kept(processor):
+    row_bytes = 2 * (4 + 4)
+    processor._limit = 16 * row_bytes
     for number in range(100):
         update(processor, added=[(0, parameters(str(number)), None, [])])
         step(processor, [[]])
+    assert len(processor._left) == 16
     update(processor, removed=[0])
-    newest = [str(number) for number in range(100 - 4 * BATCH, 100)]
-    assert len(processor._kept) == len(processor._left) == 4 * BATCH
-    assert processor.take(str(number) for number in range(100)).keys() == set(newest)
+    assert processor.take(map(str, range(100))).keys() == set(map(str, range(84, 100)))
+    assert not processor._kept and not processor._left
 
 
 def test_a_request_forgotten_while_it_waited_has_no_draws_of_its_start(processor):
     waiting: list[int] = []
+    processor._limit = 0
     update(processor, added=[(0, parameters("a"), None, waiting)])
     step(processor, [waiting])
-    for number in range(20):
-        update(processor, added=[(0, parameters(str(number)), None, [])])
+    update(processor, removed=[0])
     update(processor, added=[(0, parameters("a"), None, waiting)])
     step(processor, [waiting])
     assert taken(processor, "a").count == 0

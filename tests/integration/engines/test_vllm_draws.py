@@ -104,6 +104,7 @@ async def test_log_probs_of_all_draws_are_those_of_the_policy_that_samples(engin
 async def test_draws_follow_the_policy(engine, model) -> None:
     requests = [asking(MOST, prompt(4), max_tokens=1, seed=seed, temperature=0.9) for seed in range(250)]
     found = await asyncio.gather(*map(engine.generate, requests))
+    assert all(generation.undrawn_R is None for generation in found)
     probability_V = np.exp(exact_logp(model, requests[0], found[0].ids_R)[0])
     tail_V = probability_V.copy()
     tail_V[found[0].draws.head_ids_RK[0]] = 0

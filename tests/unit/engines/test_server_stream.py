@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 
 import pytest
 from support.http_server import Exchange, http_server
 
 from asyncopd.engines.server.client import Client, ServerLost, ServerRefused
 from asyncopd.engines.server.control import HttpControl
-from asyncopd.engines.server.stream import read_choices
+from asyncopd.engines.server.stream import StreamReader
 
 
 def event(id: int, finish: str | None = None) -> bytes:
@@ -24,13 +23,10 @@ def event(id: int, finish: str | None = None) -> bytes:
 STREAM = event(7) + b"\n\n" + event(8, "length") + b"\n\ndata: [DONE]\n\n"
 
 
-async def test_a_stream_reads_alike_whichever_way_it_is_cut() -> None:
-    async def cut(at: int) -> AsyncIterator[bytes]:
-        yield STREAM[:at]
-        yield STREAM[at:]
-
+def test_a_stream_reads_alike_whichever_way_it_is_cut() -> None:
     for at in range(len(STREAM) + 1):
-        choices = [choice async for choice in read_choices(cut(at))]
+        reader = StreamReader()
+        choices = [*reader.read(STREAM[:at]), *reader.read(STREAM[at:])]
         assert [choice.logprobs.content[0].token_id for choice in choices] == [7, 8]
         assert [choice.finish_reason for choice in choices] == [None, "length"]
 
