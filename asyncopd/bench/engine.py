@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from asyncopd.bench.beside import Beside
-from asyncopd.bench.setting import EngineBench, Serve, Setting, prepare, serve
+from asyncopd.bench.setting import EngineBench, Serve, Setting, prepare_setting, serve
 from asyncopd.config.model import Dtype
 from asyncopd.config.root import TrainConfig
 from asyncopd.records import NO_DRAWS, Differences, DrawSpec
@@ -33,7 +33,7 @@ _MOST_DRAWS = DrawSpec(head=64, tail=32, iid=64)
 async def bench_engine(config: TrainConfig, bench: EngineBench, say: Callable[[str], None]) -> dict[str, Any]:
     """Measure vLLM as our engine on the student of `config`. `say` is told what is measured. Raises `UserError`."""
     with tempfile.TemporaryDirectory(prefix="asyncopd-bench-") as scratch:
-        setting = await prepare(config, bench, Path(scratch), say)
+        setting = await prepare_setting(config, bench, Path(scratch), say)
         throughput, agreement = await _throughput(setting)
         for dtype in _DTYPES:
             if dtype not in agreement:

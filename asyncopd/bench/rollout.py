@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from asyncopd.bench.workload import many
 from asyncopd.config.root import TrainConfig
-from asyncopd.models.resolve import resolve
-from asyncopd.records import Outcome, Trajectory
+from asyncopd.engines.fleet import Fleet
+from asyncopd.engines.supervisor import Supervisor
+from asyncopd.errors import UserError
+from asyncopd.records import Outcome, Trajectory, Version
 from asyncopd.rollout.pool import RolloutError, RolloutPool
-from asyncopd.runtime.prepare import check_context, tokenizer_of
-from asyncopd.runtime.roles import serving
-from asyncopd.runtime.world import World, check_prompts, open_world
+from asyncopd.runtime.prepare import prepare_student
+from asyncopd.runtime.roles import starter
+from asyncopd.runtime.world import World
+from asyncopd.seams import WeightReceiver
 from asyncopd.telemetry.metrics import LoopLag
-from asyncopd.text.chat import Chat
 
 
 @dataclass
@@ -31,31 +36,39 @@ class _Lived:
 
 
 async def bench_rollout(config: TrainConfig, episodes: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Live `episodes` training tasks, in order and over again, as a training would. Raises `UserError`.
+    """Live `episodes` training tasks, in order and over again, on engines as a training starts them.
 
     An episode that comes to nothing is counted, and not tried again; where all do, raises the last `RolloutError`.
+    Raises `UserError` for what is wrong, and for servers that run already.
     """
-    student = resolve(config.student.model)
-    world = await open_world(config.environment)
-    chat = Chat(tokenizer_of(config.student, student), world.tools)
-    check_context("student", config.engine.max_context, student)
-    await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
-    say("starting the engine")
-    async with serving(config, "benched", student) as engine:
-        pool = RolloutPool(engine, world.make, chat, config.rollout, config.run.seed)
-        try:
-            say(f"living {episodes} episodes, {config.rollout.max_concurrent} at once")
-            lag = LoopLag()
-            lag.start()
-            began = time.perf_counter()
-            lived = await _live(pool, world, episodes, config.rollout.max_concurrent)
-            seconds = time.perf_counter() - began
-            lag.stop()
-        finally:
-            await pool.close()
+    if config.engine.urls:
+        raise UserError("engine.urls", "these servers have weights of their own", "leave it out, to have one started")
+    prepared = await prepare_student(config)
+    async with AsyncExitStack() as stack:
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncopd-bench-")))
+        fleet = Fleet("student", {})
+        start = starter(config, prepared.student, logs, prepared.draws)
+        supervisor = Supervisor(fleet, config.engine, start, _nothing_newer, say)
+        stack.push_async_callback(supervisor.close)
+        say("starting engines")
+        await supervisor.start()
+        make, seed = prepared.world.make, config.run.seed
+        pool = RolloutPool(fleet, make, prepared.chat, config.rollout, seed, prepared.draws)
+        stack.push_async_callback(pool.close)
+        say(f"living {episodes} episodes, {config.rollout.max_concurrent} at once")
+        lag = LoopLag()
+        lag.start()
+        began = time.perf_counter()
+        lived = await _live(pool, prepared.world, episodes, config.rollout.max_concurrent)
+        seconds = time.perf_counter() - began
+        lag.stop()
     if not lived.trajectories:
         raise lived.failures[-1]
     return {**_figures(lived, seconds), "loop_lag_p99_ms": lag.quantile(0.99) * 1e3}
+
+
+async def _nothing_newer(receiver: WeightReceiver) -> None:
+    """No weights are published here, so whoever comes late has the newest."""
 
 
 async def _live(pool: RolloutPool, world: World, episodes: int, concurrent: int) -> _Lived:
@@ -67,7 +80,7 @@ async def _live(pool: RolloutPool, world: World, episodes: int, concurrent: int)
             sample, task = divmod(number, len(world.train))
             began = time.perf_counter()
             try:
-                lived.trajectories.append(await pool.run(number, world.train[task], sample, pool.engine.version))
+                lived.trajectories.append(await pool.run(number, world.train[task], sample, Version(0, 0)))
                 lived.seconds.append(time.perf_counter() - began)
             except RolloutError as error:
                 lived.failures.append(error)

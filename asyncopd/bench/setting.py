@@ -18,10 +18,8 @@ from asyncopd.config.root import TrainConfig
 from asyncopd.engines.start import start_engine
 from asyncopd.models.resolve import resolve
 from asyncopd.records import NO_DRAWS, DrawSpec, GenerateRequest, Trajectory
-from asyncopd.runtime.prepare import tokenizer_of
-from asyncopd.runtime.world import check_prompts, open_world
+from asyncopd.runtime.prepare import prepare_student
 from asyncopd.seams import Engine
-from asyncopd.text.chat import Chat
 
 Serve = Callable[[GenerateRequest], Awaitable[int]]
 """Serves a request and returns how many tokens it got."""
@@ -45,7 +43,7 @@ class EngineBench:
 
 @dataclass(frozen=True)
 class Setting:
-    """Made by `prepare`. `scratch` is an empty directory; `say` is told what is measured."""
+    """Made by `prepare_setting`. `scratch` is an empty directory; `say` is told what is measured."""
 
     config: TrainConfig
     bench: EngineBench
@@ -97,7 +95,9 @@ class Setting:
             yield beside
 
 
-async def prepare(config: TrainConfig, bench: EngineBench, scratch: Path, say: Callable[[str], None]) -> Setting:
+async def prepare_setting(
+    config: TrainConfig, bench: EngineBench, scratch: Path, say: Callable[[str], None]
+) -> Setting:
     """Find the student and pose the tasks of `config`. Raises `UserError`."""
     student = resolve(config.student.model)
     vocabulary = AutoConfig.from_pretrained(student).get_text_config().vocab_size
@@ -109,9 +109,7 @@ async def prepare(config: TrainConfig, bench: EngineBench, scratch: Path, say: C
             "objective": ObjectiveSection(width=min(64, vocabulary)),
         }
     )
-    world = await open_world(config.environment)
-    chat = Chat(tokenizer_of(config.student, student), world.tools)
-    posed = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
+    posed = (await prepare_student(config)).prompts
     longest = config.engine.max_context - bench.turn_tokens
     prompts = [prompt[-longest:] for prompt in itertools.islice(itertools.cycle(posed), bench.requests)]
     workload = Workload(prompts, bench.turn_tokens, config.rollout.temperature, bench.concurrent)

@@ -26,23 +26,28 @@ from asyncopd.text.chat import Chat
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A configuration with all that it names found and checked."""
+class PreparedStudent:
+    """What episodes need: the student and its environment; `draws` are wanted of each token."""
 
     config: TrainConfig
     student: Path
-    teacher: Path
     tokenizer: PreTrainedTokenizerBase
     chat: Chat
     world: World
-    support: Support
     draws: DrawSpec
     prompts: list[list[int]]
 
 
+@dataclass(frozen=True)
+class Prepared(PreparedStudent):
+    """A configuration with all that it names found and checked."""
+
+    teacher: Path
+    support: Support
+
+
 async def prepare(config: TrainConfig) -> Prepared:
     """Find and check everything `config` names. Raises `UserError` for the first thing that is wrong."""
-    _check_engine(config.engine)
     objective = build(config.objective)
     if objective.support is None:
         raise UserError(
@@ -50,27 +55,34 @@ async def prepare(config: TrainConfig) -> Prepared:
             "asks no teacher",
             "choose another, or use asyncopd sft",
         )
-    check_behaviour(config, objective.needs)
-    world = await open_world(config.environment)
-    student = resolve(config.student.model)
+    ready = await prepare_student(config)
     teacher = resolve(config.teacher.model)
-    tokenizer = tokenizer_of(config.student, student)
-    check_pair(tokenizer, tokenizer_of(config.teacher, teacher))
+    check_pair(ready.tokenizer, tokenizer_of(config.teacher, teacher))
     _check_support(objective.support, teacher)
-    chat = Chat(tokenizer, world.tools)
-    check_context("student", config.engine.max_context, student)
     check_context("teacher", config.engine.max_context, teacher)
-    prompts = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
-    make_teacher(config, teacher, world.tools)
-    if config.evaluation.tasks > len(world.test):
+    make_teacher(config, teacher, ready.world.tools)
+    if config.evaluation.tasks > len(ready.world.test):
         raise UserError(
             f"evaluation.tasks {config.evaluation.tasks}",
-            f"{config.environment.use!r} has {len(world.test)} held-out tasks",
+            f"{config.environment.use!r} has {len(ready.world.test)} held-out tasks",
             "ask for fewer",
         )
     await check(config.scoring)
-    support, draws = objective.support, objective.needs.draws
-    return Prepared(config, student, teacher, tokenizer, chat, world, support, draws, prompts)
+    return Prepared(**vars(ready), teacher=teacher, support=objective.support)
+
+
+async def prepare_student(config: TrainConfig) -> PreparedStudent:
+    """Find and check what living episodes with `config` takes. Raises `UserError` for the first thing that is wrong."""
+    _check_engine(config.engine)
+    needs = build(config.objective).needs
+    check_behaviour(config, needs)
+    world = await open_world(config.environment)
+    student = resolve(config.student.model)
+    tokenizer = tokenizer_of(config.student, student)
+    chat = Chat(tokenizer, world.tools)
+    check_context("student", config.engine.max_context, student)
+    prompts = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
+    return PreparedStudent(config, student, tokenizer, chat, world, needs.draws, prompts)
 
 
 def make_teacher(config: TrainConfig, directory: Path, tools: list[ToolSpec]) -> Teacher:

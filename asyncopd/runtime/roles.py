@@ -63,7 +63,8 @@ async def open_roles(
             learner_timeout_s=config.learner.timeout_s,
         )
         stack.callback(sync.close)
-        supervisor = Supervisor(fleet, config.engine, _starter(prepared, directory), sync.catch_up, warn)
+        start = starter(config, prepared.student, directory.engine_logs, prepared.draws)
+        supervisor = Supervisor(fleet, config.engine, start, sync.catch_up, warn)
         stack.push_async_callback(supervisor.close)
         learner = await _start(prepared, record, supervisor, teacher, stack)
         if config.engine.urls and record.step == 0:
@@ -87,16 +88,15 @@ async def serving(config: TrainConfig | SftConfig, name: str, directory: Path) -
         await engine.close()
 
 
-def _starter(prepared: Prepared, directory: RunDirectory) -> Start:
-    """Return what starts an engine of the student."""
-    config = prepared.config
+def starter(config: TrainConfig, student: Path, logs: Path, draws: DrawSpec) -> Start:
+    """Return what starts an engine of the student, with up to `draws` a token."""
     # In this process one waits for the other: vLLM is configured through the environment, and transformers loads
     # models with settings that are global.
     turn = nullcontext() if config.engine.use == "vllm_server" else asyncio.Lock()
 
     async def start(name: str, url: str | None) -> Engine:
         async with turn:
-            return await _start_engine(config, name, prepared.student, url, directory.engine_logs, prepared.draws)
+            return await _start_engine(config, name, student, url, logs, draws)
 
     return start
 
