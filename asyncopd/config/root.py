@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.environment import EnvironmentSection
@@ -37,6 +37,12 @@ class TrainConfig(Section):
     weights: WeightsSection = WeightsSection()
     evaluation: EvaluationSection = EvaluationSection()
     runtime: RuntimeSection = RuntimeSection()
+
+    @model_validator(mode="after")
+    def _check_adapter(self) -> TrainConfig:
+        if self.weights.lora == "adapter" and self.learner.lora is None:
+            raise ValueError("weights.lora is 'adapter', and none is trained; set learner.lora, for example its rank")
+        return self
 
 
 class SftConfig(Section):

@@ -12,6 +12,7 @@ from transformers import AutoConfig, PreTrainedTokenizerBase
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.model import ModelSection
 from asyncopd.config.root import TrainConfig
+from asyncopd.engines.vllm.options import check_options
 from asyncopd.errors import UserError
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
@@ -78,6 +79,7 @@ async def prepare_student(config: TrainConfig) -> PreparedStudent:
     check_behaviour(config, needs)
     world = await open_world(config.environment)
     student = resolve(config.student.model)
+    check_options(config.engine, student, config.student.dtype)
     tokenizer = tokenizer_of(config.student, student)
     chat = Chat(tokenizer, world.tools)
     check_context("student", config.engine.max_context, student)

@@ -17,6 +17,7 @@ from typing import Any
 from asyncopd.config.objective import ObjectiveSection
 from asyncopd.config.root import SftConfig
 from asyncopd.config.scheduler import FreshnessSection
+from asyncopd.engines.vllm.options import check_options
 from asyncopd.errors import UserError
 from asyncopd.learner.learner import Learner
 from asyncopd.models.resolve import resolve
@@ -66,6 +67,7 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     world = await open_world(config.environment)
     _initialise(config)
     student = resolve(config.student.model)
+    check_options(config.engine, student, config.student.dtype)
     check_context("student", config.engine.max_context, student)
     chat = Chat(tokenizer_of(config.student, student), world.tools)
     report = SftReport(directory, config.run.steps, callbacks)

@@ -85,6 +85,13 @@ def test_a_dumped_configuration_loads_equal(tmp_path):
     assert load(path, [], TrainConfig) == config
 
 
+def test_an_adapter_can_travel_only_where_one_is_trained():
+    with pytest.raises(UserError, match=r"weights\.lora is 'adapter', and none is trained; set learner\.lora"):
+        validate({**MINIMAL, "weights": {"lora": "adapter"}}, TrainConfig)
+    config = validate({**MINIMAL, "weights": {"lora": "adapter"}, "learner": {"lora": {"rank": 8}}}, TrainConfig)
+    assert (config.learner.lora.rank, config.learner.lora.target_modules) == (8, "all-linear")
+
+
 def _below(field):
     """Return the sections that a field may hold."""
     kinds = (field.annotation, *typing.get_args(field.annotation))
