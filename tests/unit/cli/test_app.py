@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from asyncopd.cli.app import app
 
-COMMANDS = ("train", "eval", "sft", "bootstrap", "serve", "doctor")
+COMMANDS = ("train", "eval", "sft", "bootstrap", "serve", "bench", "doctor")
 
 
 def test_the_version_is_the_installed_one():
