@@ -32,6 +32,8 @@ from asyncopd.records import Draws, DrawSpec
 # where a client died.
 _KEPT_BYTES = 256 * 2**20
 
+_FIRST_ROWS = 16
+
 
 class DrawsProcessor(LogitsProcessor):
     """Draws for requests that bring an `Order`; `take` hands the draws out."""
@@ -116,8 +118,9 @@ class _Request:
 
     def __init__(self, order: Order, max_tokens: int) -> None:
         self.order = order
-        self._ids_RN = np.empty((max_tokens, order.spec.width), np.int32)
-        self._logp_RN = np.empty((max_tokens, order.spec.width), np.float32)
+        self._max_tokens = max_tokens
+        self._ids_RN = np.empty((_FIRST_ROWS, order.spec.width), np.int32)
+        self._logp_RN = np.empty((_FIRST_ROWS, order.spec.width), np.float32)
         self._count = 0
 
     @property
@@ -126,7 +129,7 @@ class _Request:
 
     @property
     def nbytes(self) -> int:
-        return self._ids_RN[: self._count].nbytes + self._logp_RN[: self._count].nbytes
+        return self._ids_RN.nbytes + self._logp_RN.nbytes
 
     @property
     def draws(self) -> Draws:
@@ -139,6 +142,11 @@ class _Request:
         token more than asked for may be sampled before vLLM notices.
         """
         position = len(self.output_ids)
-        if position <= self._count and position < len(self._ids_RN):
-            self._ids_RN[position], self._logp_RN[position] = ids_N, logp_N
-            self._count = position + 1
+        if position > self._count or position >= self._max_tokens:
+            return
+        if position == len(self._ids_RN):
+            self._ids_RN, self._logp_RN = (
+                np.concatenate([rows_RN, np.empty_like(rows_RN)]) for rows_RN in (self._ids_RN, self._logp_RN)
+            )
+        self._ids_RN[position], self._logp_RN[position] = ids_N, logp_N
+        self._count = position + 1

@@ -116,6 +116,15 @@ def test_the_numbers_of_a_resumed_turn_are_those_of_its_later_positions(processo
     np.testing.assert_array_equal(taken(processor, "b").iid_ids_RM[0], taken(processor, "a").iid_ids_RM[3])
 
 
+def test_a_long_request_keeps_all_its_rows(processor):
+    output: list[int] = []
+    update(processor, added=[(0, parameters("a", max_tokens=100), None, output)])
+    logp = [step(processor, [output], seed).log_softmax(-1)[0] for seed in range(100)]
+    draws = taken(processor, "a")
+    expected = np.take_along_axis(torch.stack(logp).numpy(), draws.iid_ids_RM.astype(np.int64), 1)
+    np.testing.assert_allclose(draws.iid_logp_RM, expected, atol=1e-6)
+
+
 def test_a_token_past_the_end_is_not_kept(processor):
     output: list[int] = []
     update(processor, added=[(0, parameters("a", max_tokens=2), None, output)])
@@ -136,8 +145,8 @@ def test_what_is_taken_is_forgotten_also_while_it_is_in_the_batch(processor):
 
 
 def test_of_what_nobody_asks_for_only_the_newest_are_kept(processor):
-    row_bytes = 2 * (4 + 4)
-    processor._limit = 16 * row_bytes
+    update(processor, added=[(0, parameters("first"), None, [])])
+    processor._limit = 16 * processor._kept["first"].nbytes
     for number in range(100):
         update(processor, added=[(0, parameters(str(number)), None, [])])
         step(processor, [[]])
