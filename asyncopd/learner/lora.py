@@ -13,8 +13,8 @@ from peft.tuners.lora import Linear
 from transformers import PreTrainedModel
 
 from asyncopd.config.learner import LoraSection
-from asyncopd.errors import UserError
 from asyncopd.learner.state import save_tensors
+from asyncopd.learner.targets import check_targets
 from asyncopd.learner.weights import NamedTensors
 from asyncopd.tensors.adapter import adapter_tensors, base_digest, merge
 
@@ -40,6 +40,7 @@ class LoraWeights:
             base_model_name_or_path=str(base.resolve()),
             task_type="CAUSAL_LM",
         )
+        check_targets(model, section.target_modules)
         self._layers = _inject(model, self._config)
         for parameter in model.parameters():
             if parameter.requires_grad:
@@ -72,23 +73,8 @@ class LoraWeights:
 
 def _inject(model: PreTrainedModel, config: LoraConfig) -> dict[str, Linear]:
     """Put adapters into the layers that `config` targets; return those by name."""
-    if isinstance(config.target_modules, set):
-        for target in sorted(config.target_modules):
-            _check_target(model, target)
     inject_adapter_in_model(config, model)
     return {name: module for name, module in model.named_modules() if isinstance(module, Linear)}
-
-
-def _check_target(model: PreTrainedModel, target: str) -> None:
-    """Raise `UserError` unless `target` names linear layers, and not the head, by the ends of their names."""
-    found = [module for name, module in model.named_modules() if f".{name}".endswith(f".{target}")]
-    head = model.get_output_embeddings()
-    if found and all(isinstance(module, torch.nn.Linear) and module is not head for module in found):
-        return
-    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module != head]
-    ends = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-    field = f"learner.lora.target_modules {target!r}"
-    raise UserError(field, "is no linear layer of the student below its head", f"choose among {ends}")
 
 
 def _base_of(layer: Linear) -> torch.Tensor:

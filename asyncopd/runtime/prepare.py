@@ -14,6 +14,7 @@ from asyncopd.config.model import ModelSection
 from asyncopd.config.root import TrainConfig
 from asyncopd.engines.vllm.options import check_options
 from asyncopd.errors import UserError
+from asyncopd.learner.targets import check_lora
 from asyncopd.models.loading import load_tokenizer
 from asyncopd.models.resolve import resolve, resolve_template
 from asyncopd.objectives.presets import build
@@ -68,6 +69,8 @@ async def prepare(config: TrainConfig) -> Prepared:
             f"{config.environment.use!r} has {len(ready.world.test)} held-out tasks",
             "ask for fewer",
         )
+    if config.learner.lora is not None:
+        check_lora(config.learner.lora, ready.student)
     await check(config.scoring)
     return Prepared(**vars(ready), teacher=teacher, support=objective.support)
 

@@ -20,6 +20,7 @@ from asyncopd.config.scheduler import FreshnessSection
 from asyncopd.engines.vllm.options import check_options
 from asyncopd.errors import UserError
 from asyncopd.learner.learner import Learner
+from asyncopd.learner.targets import check_lora
 from asyncopd.models.resolve import resolve
 from asyncopd.plugins import UnknownPlugin, find
 from asyncopd.runtime.callbacks import Callback
@@ -68,6 +69,8 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     _initialise(config)
     student = resolve(config.student.model)
     check_options(config.engine, student, config.student.dtype)
+    if config.learner.lora is not None:
+        check_lora(config.learner.lora, student)
     check_context("student", config.engine.max_context, student)
     chat = Chat(tokenizer_of(config.student, student), world.tools)
     report = SftReport(directory, config.run.steps, callbacks)

@@ -10,7 +10,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from asyncopd.config.learner import LoraSection
 from asyncopd.errors import UserError
+from asyncopd.learner.targets import check_lora
 from asyncopd.models.loading import DTYPES
 from asyncopd.tensors.adapter import Merged
 from asyncopd.tensors.base import CheckpointTensors
@@ -103,6 +105,16 @@ def test_what_trains_is_float32_and_what_rests_is_as_served(make_learner):
 
 
 @pytest.mark.parametrize("target", ["q_porj", "lm_head", "embed_tokens", "self_attn"])
-def test_layers_that_cannot_be_adapted_are_refused(make_learner, target: str):
+def test_layers_that_cannot_be_adapted_are_refused(make_learner, student: Path, target: str):
+    section = LoraSection(target_modules=["v_proj", target])
     with pytest.raises(UserError, match=rf"target_modules '{target}'.*choose among q_proj, k_proj"):
-        make_learner(lora={**LORA, "target_modules": ["v_proj", target]})
+        check_lora(section, student)
+    with pytest.raises(UserError, match=rf"target_modules '{target}'"):
+        make_learner(lora=section.model_dump())
+
+
+def test_layers_are_known_without_the_weights(student: Path):
+    check_lora(LoraSection(), student)
+    check_lora(LoraSection(target_modules=["down_proj", "layers.1.self_attn.o_proj"]), student)
+    with pytest.raises(UserError, match="names no layer; choose among q_proj"):
+        check_lora(LoraSection(target_modules=[]), student)
