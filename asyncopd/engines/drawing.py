@@ -1,8 +1,8 @@
 """Drawing tokens from logits: the likeliest, the tail beyond them, and independently.
 
 A draw inverts the cumulative sum of the distribution at a number in [0, 1), in two levels: first the block of
-the vocabulary, then the token in it. So only the blocks that are hit are summed up token by token. A token of no
-probability is never drawn.
+the vocabulary, then the token in it. So only the blocks that are hit are summed up token by token; the likeliest
+tokens are looked for in the blocks with the likeliest ones alone. A token of no probability is never drawn.
 
 Shapes: B positions, V vocabulary, P the same padded to whole blocks, J blocks, S tokens of a block, K head
 entries, M draws, N entries of all kinds.
@@ -30,7 +30,7 @@ def draw(logits_BV: torch.Tensor, spec: DrawSpec, uniform_BM: torch.Tensor) -> t
     normaliser_B1 = logits_BV.logsumexp(dim=-1, keepdim=True)
     mass_BP = _mass(logits_BV, normaliser_B1)
     iid_BM, _ = _invert(mass_BP, uniform_BM[:, spec.tail :])
-    head_BK = logits_BV.topk(spec.head, dim=-1).indices
+    head_BK = _likeliest(logits_BV, mass_BP, spec.head)
     tail_BM, total_B1 = _invert(mass_BP.scatter_(1, head_BK, 0), uniform_BM[:, : spec.tail])
     if spec.head:
         tail_BM = torch.where(total_B1 > 0, tail_BM, head_BK[:, :1])
@@ -57,6 +57,17 @@ def _mass(logits_BV: torch.Tensor, normaliser_B1: torch.Tensor) -> torch.Tensor:
     torch.sub(logits_BV, normaliser_B1, out=mass_BV)
     mass_BV.exp_()
     return mass_BP
+
+
+def _likeliest(logits_BV: torch.Tensor, mass_BP: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ids of the `count` likeliest tokens, falling."""
+    greatest_BJ = mass_BP.unflatten(1, (-1, _BLOCK)).amax(dim=-1)
+    block_BJ = greatest_BJ.topk(min(count, greatest_BJ.shape[1]), dim=-1).indices
+    ids_BP = (block_BJ[..., None] * _BLOCK + torch.arange(_BLOCK, device=block_BJ.device)).flatten(1)
+    last = logits_BV.shape[1] - 1
+    value_BP = logits_BV.gather(1, ids_BP.clamp(max=last)).clamp_(min=torch.finfo(logits_BV.dtype).min)
+    value_BP.masked_fill_(ids_BP > last, -torch.inf)  # below any token, also one of no probability
+    return ids_BP.gather(1, value_BP.topk(count, dim=-1).indices)
 
 
 def _invert(mass_BP: torch.Tensor, uniform_BM: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

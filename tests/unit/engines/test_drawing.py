@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncopd.engines.drawing import draw, uniforms
-from asyncopd.records import DrawSpec
+from asyncopd.records import NO_DRAWS, DrawSpec
 
 POSITIONS = 4000
 
@@ -99,6 +99,18 @@ def test_a_head_of_all_the_probability_leaves_a_tail_of_its_first_id_without_any
     assert torch.isneginf(logp_BN[0, 3:]).all()
     assert torch.isfinite(logp_BN[1]).all()
     assert draw(logits(4, torch.float32), spec, numbers(spec))[1][0, 4:].isneginf().all()
+
+
+@pytest.mark.parametrize("vocabulary", [5, 127, 129, 300, 1000])
+@pytest.mark.parametrize("finite", [1, 3, 1000])
+def test_a_head_is_of_distinct_tokens_of_the_vocabulary_the_likeliest_first(vocabulary, finite):
+    logits_1V = logits(vocabulary, torch.float32, seed=vocabulary)
+    logits_1V[:, :-finite] = -torch.inf
+    width = min(vocabulary, 200)
+    ids_BN, logp_BN = draw(logits_1V, DrawSpec(head=width), numbers(NO_DRAWS))
+    assert len(set(ids_BN[0].tolist())) == width and ids_BN.max() < vocabulary
+    expected = logits_1V.sort(descending=True).values.log_softmax(-1)[:, :width]
+    assert torch.allclose(logp_BN, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2.0**-53])
