@@ -13,6 +13,9 @@ from typing import Any
 import httpx
 import msgspec
 
+KEPT_CONNECTION_S = 2.0
+"""Seconds that an idle connection is kept: vLLM closes one after five, and a request on its way then would be lost."""
+
 _CONNECT_S = 10.0
 _SHOWN = 500  # characters of an answer that was no success
 
@@ -34,7 +37,7 @@ class Client:
 
     def __init__(self, url: str, key: str | None, socket: Path | None = None) -> None:
         self.url = url if socket is None else str(socket)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_CONNECTION_S)
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
