@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from transformers import AutoConfig, PreTrainedTokenizerBase
 
 from asyncopd.config.engine import EngineSection
@@ -148,6 +149,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "tasks": {"train": len(prepared.world.train), "test": len(prepared.world.test)},
         "tools": [tool.name for tool in prepared.world.tools],
         "support": f"{prepared.support.kind}, {prepared.support.width} entries",
+        "draws": {kind: count for kind, count in msgspec.structs.asdict(prepared.draws).items() if count},
         "steps": config.run.steps,
         "attempts": config.run.steps * config.scheduler.batch_size,
     }
