@@ -35,7 +35,7 @@ class EngineBench:
     """
 
     concurrent: int = 64
-    requests: int = 128
+    requests: int = 256
     turn_tokens: int = 48
     repeats: int = 7
     server: bool = True

@@ -71,7 +71,8 @@ async def run_all(
     async def work() -> None:
         nonlocal tokens
         for request in waiting:
-            tokens += await serve(request)
+            count = await serve(request)
+            tokens += count  # a sum with an `await` in it would lose what others add meanwhile
 
     began = time.perf_counter()
     await many(work, concurrent)

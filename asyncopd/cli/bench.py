@@ -26,7 +26,7 @@ def engine(
     config: Config,
     set_: Set = [],  # noqa: B006
     concurrent: Annotated[int, typer.Option(min=1, help="Turns under way at once.")] = 64,
-    requests: Annotated[int, typer.Option(min=1, help="Turns of one repeat.")] = 128,
+    requests: Annotated[int, typer.Option(min=1, help="Turns of one repeat.")] = 256,
     tokens: Annotated[int, typer.Option(min=1, help="Tokens of each turn.")] = 48,
     repeats: Annotated[int, typer.Option(min=1, help="How often each is measured.")] = 7,
     server: Annotated[bool, typer.Option(help="Measure our engine over HTTP too.")] = True,
