@@ -33,7 +33,7 @@ def bench_delta_bytes(
 ) -> dict[str, Any]:
     """Train `steps` steps at each of `rates` and send every one; files pass through `scratch`."""
     tokenizer = load_tokenizer(resolve(student.config.student.model), None)
-    ids = torch.tensor(tokenizer(text)["input_ids"])
+    ids = torch.tensor(tokenizer(text, verbose=False)["input_ids"])
     measured: dict[float, Figures] = {}
     for rate in rates:
         say(f"training at a learning rate of {rate:g}")

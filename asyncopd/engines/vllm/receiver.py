@@ -64,7 +64,7 @@ class VllmReceiver:
 
     def __init__(self, name: str, control: VllmControl, gate: Gate, lifeline: Lifeline, kv_policy: KvPolicy) -> None:
         self.name = name
-        self._control = control
+        self.control = control
         self._gate = gate
         self._lifeline = lifeline
         self._kv_policy = kv_policy
@@ -79,9 +79,9 @@ class VllmReceiver:
         await self._lifeline.hold(self._prepare(manifest))
 
     async def _prepare(self, manifest: Manifest) -> None:
-        await self._control.call("prepare_weights", manifest=msgspec.json.encode(manifest).decode())
+        await self.control.call("prepare_weights", manifest=msgspec.json.encode(manifest).decode())
         while True:
-            states = await self._states()
+            states = await self.states()
             for state in states:
                 if state.asked != manifest.version:
                     raise RefusedUpdate(f"version {manifest.version} was superseded by {state.asked}")
@@ -91,13 +91,14 @@ class VllmReceiver:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _states(self) -> list[UpdateState]:
-        return msgspec.convert(await self._control.call("weights_state"), list[UpdateState])
+    async def states(self) -> list[UpdateState]:
+        """Ask every worker where it stands."""
+        return msgspec.convert(await self.control.call("weights_state"), list[UpdateState])
 
     async def freeze(self) -> None:
         """Let no request in, and hold the ones under way with their keys and values."""
         await self._gate.shut()
-        await self._lifeline.hold(self._control.pause())
+        await self._lifeline.hold(self.control.pause())
 
     async def receive(self, manifest: Manifest) -> None:
         """Load what was prepared."""
@@ -109,17 +110,17 @@ class VllmReceiver:
 
     async def _load_prepared(self, manifest: Manifest) -> None:
         self._received = None
-        await self._control.start_update()
+        await self.control.start_update()
         self._gate.whole = False
         try:
-            await self._control.update({"version": str(manifest.version)})
+            await self.control.update({"version": str(manifest.version)})
         except Exception:
             self._gate.whole = await self._untouched()
             raise
-        await self._control.finish_update()
+        await self.control.finish_update()
         if self._kv_policy == "recompute":
-            await self._control.recompute()
-        for state in await self._states():
+            await self.control.recompute()
+        for state in await self.states():
             if (state.loaded, state.checksum) != (manifest.version, manifest.checksum):
                 raise WrongWeights(
                     f"engine {self.name} loaded version {state.loaded} with the checksum {state.checksum}, "
@@ -128,19 +129,19 @@ class VllmReceiver:
         self._received = manifest.version
 
     async def _untouched(self) -> bool:
-        return all(state.whole and state.loaded in (None, self._gate.version) for state in await self._states())
+        return all(state.whole and state.loaded in (None, self._gate.version) for state in await self.states())
 
     async def commit(self, version: Version) -> None:
         """Label the tokens sampled from here on with `version`, which must have been received."""
         assert self._received == version, f"commit of {version} after receiving {self._received}"
-        await self._lifeline.hold(self._control.label(str(version)))
+        await self._lifeline.hold(self.control.label(str(version)))
         self._gate.commit(version)
 
     async def thaw(self) -> None:
         """Go on; after an update that was begun and not committed, stay paused until one is."""
         try:
             if self._gate.whole:
-                await self._lifeline.hold(self._control.resume())
+                await self._lifeline.hold(self.control.resume())
         finally:
             self._gate.open()
 
