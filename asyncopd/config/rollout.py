@@ -15,8 +15,8 @@ class RolloutSection(Section):
     max_concurrent: int = Field(64, ge=1)
     """Episodes alive at once."""
 
-    temperature: float = Field(1.0, gt=0)
-    """Sampling temperature of the behaviour policy."""
+    temperature: float = Field(1.0, ge=0.01)
+    """Sampling temperature of the behaviour policy; vLLM takes any below 0.01 for 0.01."""
 
     top_p: float = Field(1.0, gt=0, le=1)
     """Only the fewest tokens that hold this much probability may be sampled. Log μ is that of the distribution so
@@ -31,8 +31,10 @@ class RolloutSection(Section):
     max_turn_tokens: int = Field(256, ge=1)
     """Tokens of one assistant turn."""
 
-    parser: Literal["hermes"] = "hermes"
-    """How tool calls are read from text: `<tool_call>{"name": …, "arguments": …}</tool_call>`."""
+    parser: Literal["hermes", "llama3_json", "pythonic", "json", "react"] = "hermes"
+    """How tool calls are read from text: `hermes` (also Qwen's) is `<tool_call>{"name": …, "arguments": …}</tool_call>`,
+    `llama3_json` `{"name": …, "parameters": …}`, `pythonic` `[search(query="x")]`, `json` an object or a list of them,
+    alone or fenced, `react` lines of `Action:` and `Action Input:`."""
 
     tool_timeout_s: float = Field(30, gt=0)
     """Seconds a tool call may take; after that the agent is told so."""
