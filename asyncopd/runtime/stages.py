@@ -38,7 +38,7 @@ from asyncopd.scheduler import commands, events
 from asyncopd.scoring.service import ScoringService
 from asyncopd.seams import WeightSync
 from asyncopd.telemetry.metrics import Metrics
-from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.protocol import NoEngineCame
 
 _log = logging.getLogger(__name__)
 
@@ -205,10 +205,8 @@ class LearnerStage:
         """Publish `version`; an engine that did not come to it serves no more, and others may replace it."""
         try:
             report = await self._sync.publish(version, source)
-        except PublishFailed as error:
-            if not source.sent.is_set():
-                raise  # the learner's failure, and not that of engines
-            failed = error.failed
+        except NoEngineCame as none:
+            failed = none.failed
         else:
             self._metrics.updated(report)
             failed = report.failed

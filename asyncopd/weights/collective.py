@@ -20,7 +20,7 @@ from asyncopd.seams import WeightReceiver, WeightSource
 from asyncopd.tensors.rendezvous import Transport, check_host
 from asyncopd.weights.delivery import Delivery
 from asyncopd.weights.group import Group
-from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.protocol import NoEngineCame
 
 
 class CollectiveWeightSync:
@@ -83,9 +83,12 @@ class CollectiveWeightSync:
     async def _bring(
         self, receivers: tuple[WeightReceiver, ...], version: Version, source: WeightSource
     ) -> PublishReport:
-        """Broadcast to `receivers`; where some break it, once more to the others."""
+        """Broadcast to `receivers`; where some break it, once more to the others.
+
+        Without any, the learner still takes note of the version, for those that catch up with it.
+        """
         failed: dict[str, str] = {}
-        while receivers:
+        while receivers or not failed:
             delivery = Delivery(self._group_of(receivers), next(self._numbers), version, self._timeout_s)
             try:
                 report = await delivery.run(source, self._learner_timeout_s)
@@ -96,7 +99,7 @@ class CollectiveWeightSync:
             if report is not None:
                 return msgspec.structs.replace(report, failed=failed)
             receivers = tuple(receiver for receiver in receivers if receiver.name not in failed)
-        raise PublishFailed(next(iter(failed.values()), "no engine is left to publish to"))
+        raise NoEngineCame(failed)
 
     def _group_of(self, receivers: tuple[WeightReceiver, ...]) -> Group:
         """Return a group of exactly `receivers`: the one there is, or a new one."""

@@ -13,20 +13,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from types import MappingProxyType
 
 from asyncopd.records import Manifest, Version
 from asyncopd.seams import WeightReceiver
 
 
 class PublishFailed(RuntimeError):
-    """A publish reached no engine; the message names who failed, the phase and the cause.
+    """A publish reached no engine; the message names who failed, the phase and the cause."""
 
-    `failed` names the engines that were asked and did not come along, each with its reason.
+
+class NoEngineCame(PublishFailed):
+    """The learner sent its weights, and no engine came to them, or there was none: one that starts can catch up.
+
+    `failed` names the engines that were asked, each with its reason.
     """
 
-    def __init__(self, message: str, failed: Mapping[str, str] = MappingProxyType({})) -> None:
-        super().__init__(message)
+    def __init__(self, failed: Mapping[str, str]) -> None:
+        super().__init__(next(iter(failed.values()), "no engine is left to publish to"))
         self.failed = dict(failed)
 
 
@@ -42,7 +45,7 @@ class Update:
         self._timeout_s = timeout_s
 
     async def run(self) -> None:
-        """Go through all phases. Raises `PublishFailed` where no engine came to the version."""
+        """Go through all phases. Raises `NoEngineCame`."""
         await self.prepare()
         await self.install()
 
@@ -54,7 +57,7 @@ class Update:
         self.prepare_seconds = clock() - started
 
     async def install(self) -> None:
-        """Go through the phases that engines feel, with those that prepared. Raises `PublishFailed`, as `run` does."""
+        """Go through the phases that engines feel, with those that prepared. Raises `NoEngineCame`."""
         clock = asyncio.get_running_loop().time
         prepared = clock()
         frozen = self._able()
@@ -66,7 +69,7 @@ class Update:
             await self._phase("thaw", frozen, lambda receiver: receiver.thaw())
         self.pause_seconds = clock() - prepared
         if not self._able():
-            raise PublishFailed(next(iter(self.failed.values()), "no engine is left to publish to"), self.failed)
+            raise NoEngineCame(self.failed)
 
     def _able(self) -> list[WeightReceiver]:
         return [receiver for receiver in self._receivers if receiver.name not in self.failed]

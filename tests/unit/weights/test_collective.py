@@ -16,7 +16,7 @@ from support.broadcast_processes import LearnerProcess, WorkerEngine, weights_of
 from asyncopd.errors import UserError
 from asyncopd.records import Version
 from asyncopd.weights.collective import CollectiveWeightSync
-from asyncopd.weights.protocol import PublishFailed
+from asyncopd.weights.protocol import NoEngineCame, PublishFailed
 
 PHASES = ["prepare", "freeze", "receive", "commit", "thaw"]
 TIMEOUT_S = 30.0
@@ -89,6 +89,15 @@ async def test_an_engine_that_loses_one_of_its_workers_is_the_one_named(start) -
     sync = start(make_sync, engines, 2)
     assert list((await sync.publish(V1, start(LearnerProcess))).failed) == ["bad"]
     assert await serves(engines[1], V1)
+
+
+async def test_a_version_that_no_engine_was_there_for_is_kept_for_one_that_comes(start) -> None:
+    learner, sync = start(LearnerProcess), start(make_sync, [])
+    with pytest.raises(NoEngineCame, match="no engine is left to publish to"):
+        await sync.publish(V1, learner)
+    late = start(WorkerEngine, "late")
+    assert await sync.catch_up(late) == V1
+    assert await serves(late, V1)
 
 
 async def test_a_newcomer_is_brought_up_to_date_and_joins_the_next_group(start) -> None:
