@@ -32,7 +32,7 @@ class RolloutSection(Section):
     """Tokens of one assistant turn."""
 
     parser: Literal["hermes", "llama3_json", "pythonic", "json", "react"] = "hermes"
-    """How tool calls are read from text: `hermes` (also Qwen's) is `<tool_call>{"name": …, "arguments": …}</tool_call>`,
+    """How tool calls are read from text: `hermes`, also Qwen's, `<tool_call>{"name": …, "arguments": …}</tool_call>`,
     `llama3_json` `{"name": …, "parameters": …}`, `pythonic` `[search(query="x")]`, `json` an object or a list of them,
     alone or fenced, `react` lines of `Action:` and `Action Input:`."""
 

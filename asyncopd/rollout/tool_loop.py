@@ -12,7 +12,7 @@ from asyncopd.records import Generation, Message, Observation, Outcome, Step, Ti
 from asyncopd.rollout.recorder import Recorder
 from asyncopd.seams import Episode
 from asyncopd.text.chat import Chat
-from asyncopd.text.tool_calls import parse
+from asyncopd.text.parsers import PARSERS
 
 AGENT = "agent"
 
@@ -28,6 +28,7 @@ class ToolLoop:
 
     def __init__(self, chat: Chat, section: RolloutSection, max_context: int) -> None:
         self._chat = chat
+        self._parse = PARSERS[section.parser]
         self._max_turns = section.max_turns
         self._max_context = max_context
 
@@ -49,7 +50,7 @@ class ToolLoop:
         generation = await episode.generate(life.recorder.ids, index)
         generated = time.monotonic()
         life.recorder.generated(generation, index)
-        content, calls = parse(self._chat.decode(generation.ids_R.tolist()), index)
+        content, calls = self._parse(self._chat.decode(generation.ids_R.tolist()), index)
         action = Message(role="assistant", content=content, tool_calls=calls)
         if generation.stop_reason == "length":
             life.add_turn(generation, action, [], Step(), Timings(generate=generated - began))

@@ -26,6 +26,8 @@ from asyncopd.leash import leashed
 
 # One process less, and no core of its own to spin on; the server binds no threads then.
 _CPU_ENVIRONMENT = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+# Those of `rollout.parser` that vLLM has too, by the same name; of others, calls are served as text.
+_PARSERS_OF_VLLM = ("hermes", "llama3_json", "pythonic")
 # A server that is up ends within two seconds.
 _GRACE_S = 10
 
@@ -63,7 +65,9 @@ def plan_server(
     # The module form is the one that vLLM's CPU build answers to; its script looks for another distribution.
     command = [sys.executable, "-m", "vllm.entrypoints.launchers.api_server.entry"]
     command += ["--model", str(checkpoint), "--served-model-name", name, "--host", host, "--port", str(port)]
-    command += ["--enable-auto-tool-choice", "--tool-call-parser", served.rollout.parser if served else "hermes"]
+    parser = served.rollout.parser if served else "hermes"
+    if parser in _PARSERS_OF_VLLM:
+        command += ["--enable-auto-tool-choice", "--tool-call-parser", parser]
     command += ["--dtype", served.student.dtype if served else "auto"]
     template = checkpoint / "chat_template.jinja"
     if template.is_file():

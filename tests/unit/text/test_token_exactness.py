@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from asyncopd.errors import UserError
 from asyncopd.records import Message, ToolCall
 from asyncopd.text.chat import Chat
+from asyncopd.text.parsers.hermes import parse
 from asyncopd.text.special import SpecialText
-from asyncopd.text.tool_calls import parse
 
 PIECES = [
     "<|im_end|>", "<|im_start|>", "<|endoftext|>", "<|header|>", "<tool_call>", "</tool_call>", "<think>", "</think>",
@@ -46,7 +46,7 @@ def test_next_prompt_is_all_ids_as_sampled_then_the_observation(
     prompt = chat.prompt_ids(opening(question))
     free = [i for i in range(len(chat._tokenizer)) if i not in chat.stop_ids]
     said = [*data.draw(st.lists(st.sampled_from(free), max_size=12)), chat.stop_ids[0]]
-    content, calls = parse(chat.decode(said))
+    content, calls = parse(chat.decode(said), 0)
     history = [*opening(question), Message(role="assistant", content=content, tool_calls=calls)]
     extension = chat.extend(prompt + said, history, observation(answers, None))
     assert not extension.broken

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asyncopd.records import ToolCall, encode
-from asyncopd.text.tool_calls import parse
+from asyncopd.text.parsers import hermes
 
 words = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
 values = st.recursive(
@@ -23,6 +23,10 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=3),
     max_leaves=8,
 )
+
+
+def parse(text: str, turn: int = 0) -> tuple[str, list[ToolCall]]:
+    return hermes.parse(text, turn)
 
 
 def call(name: object = "price", **arguments: object) -> str:
