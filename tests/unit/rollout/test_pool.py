@@ -131,6 +131,14 @@ async def test_request_carries_the_limits_and_the_version_floor(house, cup: Task
     assert brief.engine.requests[0].deadline < now + 10
 
 
+async def test_the_next_turn_wants_no_weights_older_than_the_last(house, cup: Task) -> None:
+    place = house()
+    await place.pool.run(1, cup, 0, V0, engine="student-1")
+    first, second = place.engine.requests
+    assert (first.min_version, second.min_version) == (V0, Version(0, 3)), "the engine serves version 0.3"
+    assert first.engine == second.engine == "student-1"
+
+
 @pytest.mark.parametrize("method", ["reset", "step", "finish"])
 async def test_environment_that_raises_fails_its_episode_only(house, shop: type, cup: Task, method: str) -> None:
     mischief = iter([{method: lambda: 1 / 0}, {}])
