@@ -100,9 +100,14 @@ def summary_tables(summary: dict[str, Any]) -> list[Table]:
     figures.add_row("trained tokens by lag", _histogram(staleness["histogram"]))
     figures.add_row("cache hits / misses", f"{cache['hits']:,} / {cache['misses']:,}")
     updates = summary["weight_updates"]
-    pause = updates["pause_seconds"] / updates["count"] * 1e3
-    figures.add_row("weight updates, mean pause", f"{updates['count']} x {pause:.0f} ms")
-    figures.add_row("weights moved, of all bytes", f"{updates['bytes'] / updates['dense_bytes']:.1%}")
+    if updates:  # none counts where every engine was lost in each
+        pause = updates["pause_seconds"] / updates["count"] * 1e3
+        figures.add_row("weight updates, mean pause", f"{updates['count']} x {pause:.0f} ms")
+        figures.add_row("weights moved, of all bytes", f"{updates['bytes'] / updates['dense_bytes']:.1%}")
+    lost = [engine for engine in summary["engines"].values() if engine["lost"]]
+    if lost:
+        moved = sum(engine["moved"] for engine in lost)
+        figures.add_row("engines lost", f"{len(lost)} of {len(summary['engines'])}, with {moved} turns that moved")
     figures.add_row("|log π − log μ|, mean / p99 / max", _differences(summary["logprob_diff"]))
     figures.add_row("event-loop lag p99", f"{summary['loop_lag_p99_ms']:.0f} ms")
     figures.add_row("conservation law", "holds" if summary["conservation"]["holds"] else "BROKEN")
