@@ -1,8 +1,8 @@
 """Where the members of a broadcast meet: a key-value store, which the path of an update's weight file names.
 
 The process that publishes hosts the store; the learner, which is member 0, and the engines' workers are its clients.
-Keys of update U: `U/file` is what the learner sends, set before it sends; `U/here/R` says that member R is ready;
-`U/broken/R` that it gave up because of another; `U/abandoned` that the publisher did, and why.
+Keys of update U: `U/file` is what the learner sends, set before it sends; `U/<door>/R` says that member R stands at
+that door; `U/broken/R` that it gave up because of another; `U/abandoned` that the publisher did, and why.
 """
 
 from __future__ import annotations
@@ -133,23 +133,19 @@ def announce(store: TCPStore, rendezvous: Rendezvous, weights: WeightFile) -> No
     store.set(f"{rendezvous.update}/file", msgspec.json.encode(weights).decode())
 
 
-def meet(store: TCPStore, rendezvous: Rendezvous) -> None:
-    """Return once every member stands ready. Raises `BroadcastBroken`."""
-    update = rendezvous.update
+def meet(store: TCPStore, rendezvous: Rendezvous, door: str = "here") -> None:
+    """Return once every member stands at `door`. Raises `BroadcastBroken`."""
     deadline = time.monotonic() + rendezvous.timeout_s
-    store.set(f"{update}/here/{rendezvous.rank}", "")
+    store.set(f"{rendezvous.update}/{door}/{rendezvous.rank}", "")
     absent = list(range(rendezvous.members))
-    while absent := [rank for rank in absent if not store.check([f"{update}/here/{rank}"])]:
-        if store.check([f"{update}/abandoned"]):
-            raise BroadcastBroken(store.get(f"{update}/abandoned").decode())
-        if time.monotonic() > deadline:
-            raise BroadcastBroken(f"members {absent} did not come within {rendezvous.timeout_s:g} s")
-        time.sleep(_POLL_S)
+    while absent := [rank for rank in absent if not store.check([f"{rendezvous.update}/{door}/{rank}"])]:
+        wait_on(store, rendezvous, deadline, f"members {absent} did not come")
 
 
-def report_broken(store: TCPStore, rendezvous: Rendezvous, reason: str) -> None:
-    """Say that this member gives up because of another; nobody may be left to hear it."""
-    try:
-        store.set(f"{rendezvous.update}/broken/{rendezvous.rank}", reason)
-    except RuntimeError:
-        return
+def wait_on(store: TCPStore, rendezvous: Rendezvous, deadline: float, what: str) -> None:
+    """Wait a moment for others. Raises `BroadcastBroken` where that is in vain, or too late: then for `what`."""
+    if store.check([f"{rendezvous.update}/abandoned"]):
+        raise BroadcastBroken(store.get(f"{rendezvous.update}/abandoned").decode())
+    if time.monotonic() > deadline:
+        raise BroadcastBroken(f"{what} within {rendezvous.timeout_s:g} s")
+    time.sleep(_POLL_S)
