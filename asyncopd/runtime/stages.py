@@ -207,6 +207,7 @@ class LearnerStage:
             report = await self._sync.publish(version, source)
         except NoEngineCame as none:
             failed = none.failed
+            source.sent.set()  # the learner holds what a broadcast brought to nobody, and goes on
         else:
             self._metrics.updated(report)
             failed = report.failed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +15,7 @@ from asyncopd.runtime.channels import AsyncioChannel
 from asyncopd.runtime.stages import LearnerStage
 from asyncopd.scheduler.commands import PublishWeights
 from asyncopd.telemetry.metrics import Metrics
+from asyncopd.tensors.rendezvous import BroadcastBroken
 from asyncopd.weights.protocol import NoEngineCame, PublishFailed
 
 VERSION = Version(0, 3)
@@ -25,6 +27,11 @@ class Learner:
         return "sent"
 
 
+class Unheard(Learner):
+    async def send(self, order: SendOrder) -> str:
+        raise BroadcastBroken("members [1] did not come")
+
+
 class Sync:
     """Has the learner send, then ends as `outcome` says."""
 
@@ -32,7 +39,8 @@ class Sync:
         self.outcome = outcome
 
     async def publish(self, version: Version, source: Any) -> PublishReport:
-        await source.send(ORDER)
+        with contextlib.suppress(BroadcastBroken):
+            await source.send(ORDER)
         if isinstance(self.outcome, Exception):
             raise self.outcome
         return PublishReport(
@@ -41,7 +49,9 @@ class Sync:
         )  # fmt: skip
 
 
-async def published(outcome: Exception | Mapping[str, str]) -> tuple[list[tuple[str, str]], Metrics]:
+async def published(
+    outcome: Exception | Mapping[str, str], learner: type[Learner] = Learner
+) -> tuple[list[tuple[str, str]], Metrics]:
     """Return which engines are drained for what, and what was counted, after one publish. Raises what ends the run."""
     drained: list[tuple[str, str]] = []
     tasks: list[asyncio.Task[None]] = []
@@ -52,7 +62,7 @@ async def published(outcome: Exception | Mapping[str, str]) -> tuple[list[tuple[
 
     channel, metrics, nothing = AsyncioChannel("learning", 8), Metrics(), SimpleNamespace()
     stage = LearnerStage(
-        channel, Learner(), Sync(outcome), lambda *loss: drained.append(loss), nothing, nothing, nothing, metrics,
+        channel, learner(), Sync(outcome), lambda *loss: drained.append(loss), nothing, nothing, nothing, metrics,
         nothing, spawn,
     )  # fmt: skip
     await channel.put(PublishWeights(version=VERSION))
@@ -78,6 +88,11 @@ async def test_the_run_goes_on_where_no_engine_came() -> None:
 async def test_the_run_goes_on_where_there_was_no_engine() -> None:
     drained, _ = await published(NoEngineCame({}))
     assert drained == []
+
+
+async def test_the_run_goes_on_where_a_broadcast_broke_for_lack_of_engines() -> None:
+    drained, _ = await published(NoEngineCame({"student-0": "engine student-0 died"}), Unheard)
+    assert drained == [("student-0", "engine student-0 died")]
 
 
 async def test_the_learner_s_failure_ends_the_run() -> None:
