@@ -13,9 +13,6 @@ from typing import Any
 import httpx
 import msgspec
 
-KEPT_CONNECTION_S = 2.0
-"""Seconds that an idle connection is kept: vLLM closes one after five, and a request on its way then would be lost."""
-
 _CONNECT_S = 10.0
 _SHOWN = 500  # characters of an answer that was no success
 

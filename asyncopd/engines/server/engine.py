@@ -126,7 +126,7 @@ class ServerEngine:
         try:
             async with AsyncExitStack() as stack:
                 answer, pieces = await self._submit(key, request, count, stack)
-                async for piece in pieces:  # to the end, so that the connection can serve another turn
+                async for piece in pieces:
                     for choice in reader.read(piece):
                         answer.add(choice)
             if not answer.finished:
