@@ -6,7 +6,8 @@ they are near zero: a distance costs two bits then, a gap a byte.
 
 A tensor is a sequence of blocks of `BLOCK` elements, the last shorter, each coded alone so that it stays in cache:
 - uint32 n, the number of changed elements; nothing follows where it is 0;
-- n gaps to the element before (from -1 for the first), less one, as tiers of 8, 16 and 32 bits;
+- where n is an eighth of the block or more, a bit for each element, the first lowest, set where it changed; else
+  n gaps to the changed element before (from -1 for the first), less one, as tiers of 8, 16 and 32 bits;
 - n distances new - old modulo the word, zigzag, less one, as tiers of 2, 8, 16 and 32 bits.
 A tier holds, little endian and in order, what no tier before held, less all that those could say; its greatest
 number says that the next tier goes on. Tiers of 2 bits put four numbers in a byte, the first in its lowest bits.
@@ -72,24 +73,34 @@ def apply(old: np.ndarray, data: memoryview) -> None:
 
 
 def _encode_block(old_B: np.ndarray, new_B: np.ndarray) -> bytes:
-    where_N = _changed(old_B, new_B)
-    count = _COUNT.pack(len(where_N))
-    if len(where_N) == 0:
-        return count
+    differs_B = np.zeros(-(-len(new_B) // 8) * 8, np.bool_)
+    np.not_equal(old_B, new_B, out=differs_B[: len(new_B)])
+    changed = int(np.count_nonzero(differs_B))
+    if changed == 0:
+        return _COUNT.pack(0)
+    if _is_dense(changed, len(new_B)):
+        where_N = np.flatnonzero(differs_B)
+        positions = [np.packbits(differs_B, bitorder="little").tobytes()]
+    else:
+        where_N = _sparse_positions(differs_B)
+        gap_N = where_N.copy()
+        gap_N[1:] -= where_N[:-1] + 1
+        positions = _put_tiers(gap_N, _GAP_TIERS)
     values_N = new_B[where_N]
     signed = np.dtype(f"<i{new_B.itemsize}")
     distance_N = (values_N - old_B[where_N]).view(signed)
     old_B[where_N] = values_N
     zigzag_N = ((distance_N << 1) ^ (distance_N >> (8 * signed.itemsize - 1))).view(new_B.dtype)
-    gap_N = where_N.copy()
-    gap_N[1:] -= where_N[:-1] + 1
-    return b"".join([count, *_put_tiers(gap_N, _GAP_TIERS), *_put_tiers(zigzag_N - 1, _DISTANCE_TIERS)])
+    return b"".join([_COUNT.pack(changed), *positions, *_put_tiers(zigzag_N - 1, _DISTANCE_TIERS)])
 
 
-def _changed(old_B: np.ndarray, new_B: np.ndarray) -> np.ndarray:
-    """Return the positions of unequal words, ascending. Equal ones are skipped eight at a time."""
-    differs_B = np.zeros(-(-len(new_B) // 8) * 8, np.bool_)
-    np.not_equal(old_B, new_B, out=differs_B[: len(new_B)])
+def _is_dense(changed: int, elements: int) -> bool:
+    """Tell whether a bit for each element takes no more than a byte for each changed one."""
+    return 8 * changed >= elements
+
+
+def _sparse_positions(differs_B: np.ndarray) -> np.ndarray:
+    """Return where `differs_B` is true, ascending; what is false is skipped eight at a time."""
     eights = differs_B.view(np.uint64)
     touched = np.flatnonzero(eights != 0)
     inside = np.flatnonzero(eights[touched].view(np.bool_))
@@ -102,10 +113,15 @@ def _apply_block(old_B: np.ndarray, cursor: _Cursor) -> None:
         raise BadDelta(f"{count} changes in a block of {len(old_B)} elements")
     if count == 0:
         return
-    gap_N = _take_tiers(cursor, count, _GAP_TIERS)
-    where_N = np.cumsum(gap_N + 1) - 1
-    if where_N[-1] >= len(old_B):
-        raise BadDelta(f"a change at {where_N[-1]} in a block of {len(old_B)} elements")
+    if _is_dense(count, len(old_B)):
+        bits = np.frombuffer(cursor.take(-(-len(old_B) // 8)), np.uint8)
+        where_N = np.flatnonzero(np.unpackbits(bits, count=len(old_B), bitorder="little").view(np.bool_))
+        if len(where_N) != count:
+            raise BadDelta(f"{len(where_N)} bits for {count} changes")
+    else:
+        where_N = np.cumsum(_take_tiers(cursor, count, _GAP_TIERS) + 1) - 1
+        if where_N[-1] >= len(old_B):
+            raise BadDelta(f"a change at {where_N[-1]} in a block of {len(old_B)} elements")
     zigzag_N = (_take_tiers(cursor, count, _DISTANCE_TIERS) + 1).astype(old_B.dtype)
     old_B[where_N] += (zigzag_N >> 1) ^ (0 - (zigzag_N & 1))
 

@@ -83,6 +83,17 @@ def test_small_steps_cost_what_the_format_says() -> None:
     assert len(encode(old, new, NO_LIMIT)) == 4 + changed + -(-changed // 4)  # a count, a byte and two bits for each
 
 
+@pytest.mark.parametrize("elements", [64, 77])
+def test_many_changes_cost_a_bit_for_each_element(elements: int) -> None:
+    old = np.zeros(elements, "<u2")
+    for changed in range(1, elements + 1):
+        new = old.copy()
+        new[elements - changed :] = 1
+        positions = changed if changed * 8 < elements else -(-elements // 8)
+        assert len(encode(old.copy(), new, NO_LIMIT)) == 4 + positions + -(-changed // 4)
+        assert np.array_equal(restored(old, new), new)
+
+
 def test_what_is_too_long_is_given_up_and_copied_all_the_same() -> None:
     random = np.random.default_rng(0)
     for blocks in (0.5, 3.5):
@@ -99,12 +110,14 @@ def test_what_is_too_long_is_given_up_and_copied_all_the_same() -> None:
 def test_a_delta_that_cannot_be_is_refused() -> None:
     old = np.zeros(100, "<u2")
     new = np.arange(100, dtype="<u2")
+    new[20] = 0
     data = encode(old.copy(), new, NO_LIMIT)
     for wrong, what in [
         (data[:-1], "ends 1 bytes early"),
         (data + b"x", "1 bytes are left over"),
         (b"", "ends 4 bytes early"),
         (b"\x65" + data[1:], "101 changes in a block of 100 elements"),
+        (data[:4] + bytes([data[4] ^ 2]) + data[5:], "97 bits for 98 changes"),
         (b"\x01\0\0\0\x64\x00", "a change at 100 in a block of 100 elements"),
     ]:
         with pytest.raises(BadDelta, match=what):
