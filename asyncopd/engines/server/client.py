@@ -34,7 +34,9 @@ class Client:
 
     def __init__(self, url: str, key: str | None, socket: Path | None = None) -> None:
         self.url = url if socket is None else str(socket)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=KEPT_CONNECTION_S)
+        # None is kept for another request: a server closes an idle one at a moment of its own, late if it is busy, and
+        # would lose a request on its way; and httpx looks through all idle ones for each idle one.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={} if key is None else {"authorization": f"Bearer {key}"},
