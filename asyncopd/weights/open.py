@@ -8,6 +8,7 @@ from typing import Literal
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.weights import WeightsSection
+from asyncopd.errors import UserError
 from asyncopd.seams import WeightReceiver, WeightSync
 from asyncopd.weights.remote import RemoteDirectory
 from asyncopd.weights.shm import OwnedDirectory, roomy_directory
@@ -25,7 +26,7 @@ def open_sync(
 ) -> WeightSync:
     """Return what the configuration asks for; `receivers` gives those of the engines alive now.
 
-    `weights_bytes` are those of all tensors, at most. Raises `OSError` where the files' directory cannot be made.
+    `weights_bytes` are those of all tensors, at most. Raises `UserError` where the files' directory cannot be made.
     """
     use = choose(weights, engine)
     if use in ("gloo", "nccl"):
@@ -57,12 +58,17 @@ def choose(weights: WeightsSection, engine: EngineSection) -> Literal["shm", "di
 
 
 def _directory(weights: WeightsSection, use: str, run_directory: Path, weights_bytes: int) -> Directory:
-    if weights.url is not None:
-        return RemoteDirectory(weights.url, run_directory)
     if weights.dir is not None:
-        return OwnedDirectory(Path(weights.dir))
+        return _configured_directory(weights.dir, run_directory, remote=weights.url is not None)
     if use == "disk":
         return OwnedDirectory(run_directory)
     # The newest chain and the next file of all tensors. A chain's deltas outgrow its keyframe by half of it at most.
     copies = 3.5 if weights.encoding == "delta" else 2
     return OwnedDirectory(roomy_directory(run_directory, int(copies * weights_bytes)))
+
+
+def _configured_directory(where: str, run_directory: Path, *, remote: bool) -> Directory:
+    try:
+        return RemoteDirectory(where, run_directory) if remote else OwnedDirectory(Path(where))
+    except (OSError, ValueError, ImportError) as error:  # fsspec's, for schemes it does not know or lacks the parts for
+        raise UserError("weights.dir", f"{where} cannot be used ({error})", "name one that can be written") from error

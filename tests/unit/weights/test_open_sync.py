@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.weights import WeightsSection
+from asyncopd.errors import UserError
 from asyncopd.records import SendOrder, Version, WeightFile
 from asyncopd.seams import WeightSync
 from asyncopd.tensors.sender import Sender
@@ -104,6 +105,12 @@ async def test_keyframes_come_as_often_as_configured(tmp_path: Path) -> None:
             await sync.publish(Version(0, step), source)
     sync.close()
     assert source.bases == [None, 0, 1, None, 3]
+
+
+@pytest.mark.parametrize("where", ["/proc/weights", "nowhere://bucket/weights"])
+def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, where: str) -> None:
+    with pytest.raises(UserError, match=rf"^weights\.dir: {where} cannot be used .*; name one that can be written"):
+        opened(tmp_path, [], dir=where)
 
 
 @pytest.mark.parametrize(
