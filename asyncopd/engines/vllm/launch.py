@@ -110,4 +110,10 @@ def _construct(
         if on_cpu:
             os.environ.update(cpu_build_variables(os.environ))
         arguments = engine_arguments(directory, section, dtype=dtype, seed=seed, draws=draws, on_cpu=on_cpu)
+        # The fleet says it in a line when a core dies, and what happens then.
+        logging.getLogger(AsyncLLM.__module__).addFilter(_is_no_death)
         return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments))
+
+
+def _is_no_death(record: logging.LogRecord) -> bool:
+    return not str(record.msg).startswith("AsyncLLM output_handler failed")
