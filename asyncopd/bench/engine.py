@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ _DRAWS = {
     "iid_64": DrawSpec(iid=64),
     "head_32_tail_32": DrawSpec(head=32, tail=32),
 }
-_MOST_DRAWS = DrawSpec(head=64, tail=32, iid=64)
 
 
 async def bench_engine(config: TrainConfig, bench: EngineBench, say: Callable[[str], None]) -> dict[str, Any]:
@@ -122,15 +121,24 @@ async def _agreement(setting: Setting, dtype: Dtype) -> Differences:
 
 async def _draws_cost(setting: Setting) -> dict[str, float]:
     """Return how much longer the same turns take with each kind of draws, relative to none."""
-    seconds: dict[str, list[float]] = {name: [] for name in ("none", *_DRAWS)}
-    async with setting.engine(draws=_MOST_DRAWS) as engine:
+    kinds = {name: draws for name, draws in _DRAWS.items() if draws.width <= setting.vocabulary}
+    seconds: dict[str, list[float]] = {name: [] for name in ("none", *kinds)}
+    async with setting.engine(draws=_most(kinds.values())) as engine:
         for repeat in range(setting.bench.repeats + 1):
             setting.say(f"cost of draws, repeat {repeat} of {setting.bench.repeats}")
             for name in seconds:
                 rate = await setting.run(serve(engine), _DRAWS.get(name, NO_DRAWS))
                 if repeat:  # the first one warms up
                     seconds[name].append(1 / rate)
-    return {name: _excess(seconds[name], seconds["none"]) for name in _DRAWS}
+    return {name: _excess(seconds[name], seconds["none"]) for name in kinds}
+
+
+def _most(kinds: Collection[DrawSpec]) -> DrawSpec:
+    return DrawSpec(
+        head=max((draws.head for draws in kinds), default=0),
+        tail=max((draws.tail for draws in kinds), default=0),
+        iid=max((draws.iid for draws in kinds), default=0),
+    )
 
 
 def _excess(seconds: Sequence[float], reference: Sequence[float]) -> float:

@@ -30,11 +30,14 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class RecordedStep:
-    """One optimizer step of a run: its members in order, the tokens their segments have, and the loss it had."""
+    """One optimizer step of a run: its members in order, the tokens their segments have, and its loss.
+
+    A run that was killed may have had no time to write the loss of its last step.
+    """
 
     members: list[MemberRef]
     tokens: int
-    loss: float
+    loss: float | None
 
 
 async def bench_replay(
@@ -79,15 +82,22 @@ def recorded_steps(directory: RunDirectory) -> list[RecordedStep]:
             case events.RolledBack():
                 del trained[event.step :]
     payloads = recorded_payloads(directory.payloads)
-    losses = {line["step"]: line["loss"] for line in map(json.loads, directory.metrics.read_bytes().splitlines())}
+    losses = _losses(directory.metrics)
     return [
         RecordedStep(
             members=[_member(metas[attempt], scored.get(attempt), payloads, directory) for attempt in attempts],
             tokens=sum(metas[attempt].tokens.prompt + metas[attempt].tokens.generated for attempt in attempts),
-            loss=losses[number],
+            loss=losses.get(number),
         )
         for number, attempts in enumerate(trained, 1)
     ]
+
+
+def _losses(metrics: Path) -> dict[int, float]:
+    """Return the loss of each step, by its number from 1; a line that a crash tore does not count."""
+    data = metrics.read_bytes()
+    lines = map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
+    return {line["step"]: line["loss"] for line in lines}
 
 
 def _member(
@@ -124,6 +134,11 @@ def _figures(
         "outside_share": 1 - sum(took) / seconds,
         "peak_memory_mib": {"resident": memory.resident / _MIB, "gpu": memory.gpu / _MIB},
         "loss_difference_max": max(
-            abs(step.loss - report.metrics["loss"]) for step, report in zip(recorded, reports, strict=True)
+            (
+                abs(step.loss - report.metrics["loss"])
+                for step, report in zip(recorded, reports, strict=True)
+                if step.loss is not None
+            ),
+            default=None,
         ),
     }

@@ -16,6 +16,7 @@ from asyncopd.config.model import Dtype
 from asyncopd.config.objective import ObjectiveSection
 from asyncopd.config.root import TrainConfig
 from asyncopd.engines.start import start_engine
+from asyncopd.errors import UserError
 from asyncopd.models.resolve import resolve
 from asyncopd.records import NO_DRAWS, DrawSpec, GenerateRequest, Trajectory
 from asyncopd.runtime.prepare import prepare_student
@@ -104,13 +105,19 @@ async def prepare_setting(
     optimizer = config.learner.optimizer.model_copy(update={"lr": _STILL, "matrix_lr": _STILL})
     config = config.model_copy(
         update={
-            "engine": config.engine.model_copy(update={"max_concurrent": bench.concurrent, "urls": []}),
+            "engine": config.engine.model_copy(update={"use": "vllm", "max_concurrent": bench.concurrent, "urls": []}),
             "learner": config.learner.model_copy(update={"optimizer": optimizer}),
             "objective": ObjectiveSection(width=min(64, vocabulary)),
         }
     )
     posed = (await prepare_student(config)).prompts
     longest = config.engine.max_context - bench.turn_tokens
+    if longest < 1:
+        raise UserError(
+            f"{bench.turn_tokens} tokens a turn",
+            f"leave no room in engine.max_context = {config.engine.max_context}",
+            "ask for fewer",
+        )
     prompts = [prompt[-longest:] for prompt in itertools.islice(itertools.cycle(posed), bench.requests)]
     workload = Workload(prompts, bench.turn_tokens, config.rollout.temperature, bench.concurrent)
     return Setting(config, bench, student, vocabulary, workload, scratch, say)

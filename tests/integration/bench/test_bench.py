@@ -45,9 +45,10 @@ def _figures(done):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The directory of a finished run."""
+    """The directory of a finished run, whose objective needs all that a payload can hold."""
     directory = tmp_path_factory.mktemp("bench") / "run"
-    done = _asyncopd("train", QUICKSTART, *_sets(SMALL | {"run.dir": str(directory)}))
+    settings = {"run.dir": str(directory), "objective.use": "reverse_kl_head_tail", "objective.width": "16"}
+    done = _asyncopd("train", QUICKSTART, *_sets(SMALL | settings))
     assert done.returncode == 0, done.stderr
     return directory
 
@@ -81,6 +82,12 @@ def test_rollouts_run_alone_and_are_those_of_a_training():
     assert figures["episodes"] == 24 and figures["failed"] == 0
     assert figures["turns_per_second"] >= figures["episodes_per_second"] > 0
     assert figures["turn_seconds"]["p50"] <= figures["turn_seconds"]["p99"] <= figures["episode_seconds"]["p99"]
+
+
+def test_turns_that_leave_no_room_for_a_prompt_are_refused():
+    done = _asyncopd("bench", "engine", QUICKSTART, "--tokens", "256")
+    assert done.returncode == 2
+    assert "256 tokens a turn: leave no room in engine.max_context = 256" in done.stderr
 
 
 @pytest.fixture(scope="module")

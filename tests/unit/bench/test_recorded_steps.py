@@ -85,12 +85,18 @@ async def test_steps_that_were_rolled_back_are_not_among_them(record):
 
 async def test_reading_leaves_the_files_of_a_run_as_they_are(record):
     directory = await record([*_lived(0), _trained(0, 0)], [0])
-    for path in (directory.journal, directory.payloads):
+    for path in (directory.journal, directory.payloads, directory.metrics):
         with path.open("ab") as file:
             file.write(b"torn")
     before = directory.journal.read_bytes(), directory.payloads.read_bytes()
     assert len(recorded_steps(directory)) == 1
     assert (directory.journal.read_bytes(), directory.payloads.read_bytes()) == before
+
+
+async def test_a_step_whose_loss_a_killed_run_did_not_write_is_recorded_all_the_same(record):
+    lived = [event for attempt in range(3) for event in _lived(attempt)]
+    steps = recorded_steps(await record([*lived, _trained(0, 0), _trained(1, 1), _trained(2, 2)], range(3)))
+    assert [step.loss for step in steps] == [0.25, 0.5, None]
 
 
 async def test_a_payload_that_is_gone_is_named(record):
