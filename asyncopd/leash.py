@@ -2,8 +2,8 @@
 
 Invariants:
 - the command and all its descendants of its process group are told to end once the pipe at the supervisor's standard
-  input closes, and are killed `grace_s` seconds later;
-- they are told to end too once the command itself ends, whose exit code is the supervisor's;
+  input closes, and are killed once the command has ended, `grace_s` seconds later at most;
+- they are told to end too once the command itself ends, whose exit code is the supervisor's unless the pipe is closed;
 - their private directory, if they have one, goes with them.
 """
 
@@ -14,16 +14,22 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# $0 is the private directory, $1 the grace, the rest the command. A process group's id stays its own while the
-# watcher is in it, so that no stranger is ever signalled.
+# $0 is the private directory, $1 the grace in tenths of a second, the rest the command. A process group's id stays its
+# own while the watcher is in it, so that no stranger is ever signalled.
 _SUPERVISE = """
 exec 3<&0
-grace=$1
+tenths=$1
 shift
 "$@" 3<&- </dev/null &
 command=$!
 trap '' TERM
-( read -r _ <&3; kill -TERM 0; sleep "$grace"; rm -rf -- "$0"; kill -KILL 0 ) 2>/dev/null &
+(
+  read -r _ <&3
+  kill -TERM 0
+  while [ "$tenths" -gt 0 ] && kill -0 "$command"; do sleep 0.1; tenths=$((tenths - 1)); done
+  rm -rf -- "$0"
+  kill -KILL 0
+) >/dev/null 2>&1 &
 wait "$command"
 status=$?
 rm -rf -- "$0"
@@ -39,7 +45,7 @@ def leashed(command: Sequence[str], grace_s: float, directory: Path | None = Non
 
     Start it with a pipe as standard input and in a session of its own; its process group is then the command's.
     """
-    return ["/bin/sh", "-c", _SUPERVISE, str(directory or ""), f"{grace_s:g}", *command]
+    return ["/bin/sh", "-c", _SUPERVISE, str(directory or ""), str(round(grace_s * 10)), *command]
 
 
 def private_directory() -> Path:

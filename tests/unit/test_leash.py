@@ -86,8 +86,12 @@ def test_others_cannot_enter_a_private_directory() -> None:
     path.rmdir()
 
 
-def test_a_command_without_a_directory_leaves_none(tmp_path: Path) -> None:
-    result = subprocess.run(
-        leashed(["true"], 0.3), input=b"", capture_output=True, start_new_session=True, cwd=tmp_path
-    )
-    assert (result.returncode, result.stderr) == (0, b"")
+def test_a_command_without_a_directory_leaves_none_and_says_nothing(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(leashed(["true"], 0.3), start_new_session=True, cwd=tmp_path, **pipes)
+    assert process.stdout is not None
+    assert process.stdout.read() == b""
+    assert process.wait(5) == 0
+    process.communicate()
+    assert gone(process.pid, 5)
+    assert not list(tmp_path.iterdir())

@@ -12,13 +12,13 @@ import logging
 import os
 import shutil
 import signal
-import tempfile
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 from asyncopd.errors import UserError
+from asyncopd.leash import leashed, private_directory
 from asyncopd.scoring.cache.errors import StoreUnavailable
 from asyncopd.scoring.cache.redis import RedisStore
 
@@ -29,22 +29,6 @@ _STOP_S = 30.0
 # A server that refuses connections may be dying.
 _DYING_S = 0.5
 _DUMP = "scores.rdb"
-# The kernel's limit on the path of a unix socket: 108 bytes on Linux, 104 on macOS, one of them a zero.
-_SOCKET_PATH_BYTES = 103
-
-# $0 is the socket's directory, "$@" the server. Its own session, so that Ctrl-C in a terminal misses it.
-_SUPERVISE = """
-exec 3<&0
-"$@" 3<&- &
-server=$!
-( read -r _ <&3; kill -TERM "$server" ) 2>/dev/null &
-watcher=$!
-wait "$server"
-status=$?
-kill "$watcher" 2>/dev/null
-rm -rf -- "$0"
-exit "$status"
-"""
 
 
 class EmbeddedStore:
@@ -137,7 +121,7 @@ class _Server:
 
     @classmethod
     async def start(cls, directory: Path, mebibytes: int) -> _Server:
-        private = _socket_directory()
+        private = private_directory()
         spawning = asyncio.create_task(_spawn(private, directory, mebibytes))
         try:
             server = cls(await asyncio.shield(spawning), private / "s")
@@ -199,8 +183,7 @@ class _Server:
 async def _spawn(private: Path, directory: Path, mebibytes: int) -> asyncio.subprocess.Process:
     """Start the supervisor; given up half way it would leave a server that nobody watches."""
     return await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", _SUPERVISE, str(private)),
-        *_command(private / "s", directory, mebibytes),
+        *leashed(_command(private / "s", directory, mebibytes), _STOP_S, private),
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
@@ -238,11 +221,3 @@ def _command(socket: Path, directory: Path, mebibytes: int) -> list[str]:
         "shutdown-on-sigterm": "save force",
     }
     return [str(server_binary()), *(word for name, value in options.items() for word in (f"--{name}", value))]
-
-
-def _socket_directory() -> Path:
-    """Make a directory of mode 0700 whose path leaves room for a socket."""
-    base = tempfile.gettempdir()
-    if len(os.fsencode(base)) + len("/asyncopd-12345678/s") > _SOCKET_PATH_BYTES:
-        base = "/tmp"
-    return Path(tempfile.mkdtemp(prefix="asyncopd-", dir=base))
