@@ -43,13 +43,18 @@ async def bench_in_flight(
         finally:
             sync.close()
         states = await receiver.states()
+        turns = [student.turn(engine, turn_tokens) for _ in range(concurrent)]
+        answers = list(zip(turns, await asyncio.gather(*map(engine.generate, turns)), strict=True))
+    newest = Version(0, updates)
     expected = learner.checksum()
+    differences = student.differences(newest, dict(learner.named_tensors()), answers)
     return {
         "updates": updates,
         "turns": len(streams.asked),
         "tokens": streams.tokens,
         **streams.verdict(),
-        "checksum_equal": all((s.loaded, s.checksum) == (Version(0, updates), expected) for s in states),
+        "checksum_equal": all((state.loaded, state.checksum) == (newest, expected) for state in states),
+        "logprob_diff_mean_after": float(np.concatenate(differences).mean()),
         "pause_seconds_in_flight": statistics.median(pauses),
         "pause_seconds_in_flight_max": max(pauses),
     }

@@ -1,30 +1,24 @@
-"""What each `engine.kv_policy` costs, and how far log μ is from a full recompute at the token's own version.
-
-Shapes: R generated tokens, T tokens of prompt and turn.
-"""
+"""What each `engine.kv_policy` costs, and how far log μ is from a full recompute at the token's own version."""
 
 from __future__ import annotations
 
 import asyncio
 import statistics
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from asyncopd.bench.weights.moving import MovingLearner
-from asyncopd.bench.weights.serving import Student
+from asyncopd.bench.weights.serving import Answer, Student
 from asyncopd.engines.vllm.receiver import KvPolicy
-from asyncopd.records import GenerateRequest, Generation, Version
+from asyncopd.records import Version
 from asyncopd.seams import Engine
 from asyncopd.weights.sync import FileWeightSync
 
 _POLICIES: tuple[KvPolicy, ...] = ("keep", "recompute")
 _UPDATES = 2
-
-Answer = tuple[GenerateRequest, Generation]
 
 
 class Work:
@@ -67,27 +61,13 @@ class Work:
         """Compare the last answers with a full recompute, in nats: tokens after an update and those before any."""
         found: dict[str, list[np.ndarray]] = {"before": [], "after": []}
         for version, weights in self._weights.items():
-            differences = self._differences(version, weights)
+            differences = self._student.differences(version, weights, self._answers)
             found["before" if version == min(self._weights) else "after"] += differences
         figures = {}
         for when, parts in found.items():
             figures[f"logprob_diff_mean_{when}"] = float(np.concatenate(parts).mean())
             figures[f"logprob_diff_p99_{when}"] = float(np.quantile(np.concatenate(parts), 0.99))
         return figures
-
-    @torch.no_grad()
-    def _differences(self, version: Version, weights: Mapping[str, torch.Tensor]) -> list[np.ndarray]:
-        model = self._student.model(weights)
-        differences = []
-        for request, generation in self._answers:
-            ids_T = torch.tensor([*request.prompt_ids, *generation.ids_R.tolist()])
-            logits = model(ids_T[None, :-1]).logits[0, len(request.prompt_ids) - 1 :]
-            logp_R = torch.log_softmax(logits, dim=-1)[
-                torch.arange(len(logits)), torch.from_numpy(generation.ids_R).long()
-            ]
-            own_R = generation.version_R == version.pack()
-            differences.append(np.abs(generation.logp_R - logp_R.numpy())[own_R])
-        return differences
 
 
 async def bench_policies(

@@ -1,14 +1,18 @@
-"""What the measurements of updates share: a student in serving dtype, engines of it, and turns for them."""
+"""What the measurements of updates share: a student in serving dtype, engines of it, and turns for them.
+
+Shapes: R generated tokens, T tokens of prompt and turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
@@ -17,7 +21,7 @@ from asyncopd.engines.start import start_engine
 from asyncopd.engines.vllm.receiver import KvPolicy, VllmReceiver
 from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.resolve import resolve
-from asyncopd.records import GenerateRequest, Sampling
+from asyncopd.records import GenerateRequest, Generation, Sampling, Version
 from asyncopd.seams import Engine
 from asyncopd.weights.shm import OwnedDirectory, roomy_directory
 from asyncopd.weights.sync import FileWeightSync
@@ -26,6 +30,8 @@ _DEADLINE_S = 900.0
 _PROMPT_TOKENS = 32
 
 _numbers = itertools.count()
+
+Answer = tuple[GenerateRequest, Generation]
 
 
 @dataclass(frozen=True)
@@ -92,3 +98,18 @@ class Student:
             min_version=engine.version,
             deadline=asyncio.get_running_loop().time() + _DEADLINE_S,
         )
+
+    @torch.no_grad()
+    def differences(
+        self, version: Version, weights: Mapping[str, torch.Tensor], answers: Sequence[Answer]
+    ) -> list[np.ndarray]:
+        """Return |log μ − log π|, nats, of the tokens of `version`; π recomputes everything with `weights`."""
+        model = self.model(weights)
+        differences = []
+        for request, generation in answers:
+            ids_T = torch.tensor([*request.prompt_ids, *generation.ids_R.tolist()])
+            logits = model(ids_T[None, :-1]).logits[0, len(request.prompt_ids) - 1 :]
+            ids_R = torch.from_numpy(generation.ids_R).long()
+            logp_R = torch.log_softmax(logits, dim=-1)[torch.arange(len(ids_R)), ids_R].numpy()
+            differences.append(np.abs(generation.logp_R - logp_R)[generation.version_R == version.pack()])
+        return differences

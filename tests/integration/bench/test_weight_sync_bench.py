@@ -32,6 +32,7 @@ def test_updates_lose_and_double_nothing() -> None:
     assert figures["tokens"] > 0
     assert figures["versions_monotone"]
     assert figures["checksum_equal"]
+    assert figures["logprob_diff_mean_after"] < 0.1
     assert figures["pause_ratio_dense"] > 0
     assert figures["pause_ratio_delta"] > 0
     assert 0 < figures["delta_bytes_ratio"]["1e-06"] < figures["delta_bytes_ratio"]["1e-05"] < 0.5
