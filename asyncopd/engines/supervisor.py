@@ -167,9 +167,8 @@ class Supervisor:
             except Exception as error:  # noqa: BLE001 - a supervised boundary: engines fail in their own ways
                 reason = f"engine {name} did not start: {error}"
         left = " and ".join(self._fleet.versions) or "nobody"
-        self._warn(
-            f"{reason}; it is not replaced ({self._replacements} of {limit} replacements were made), {left} is left"
-        )
+        why = f"engine.max_replacements = {limit}" if self._replacements == limit else f"{_TRIES} did not start"
+        self._warn(f"{reason}; it is not replaced ({why}), {left} is left")
 
     async def _look_for(self, place: Place, reason: str) -> None:
         """Wait for the server of `place` to answer again, or for nobody else to serve either for too long."""
