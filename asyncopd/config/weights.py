@@ -42,6 +42,8 @@ class WeightsSection(Section):
             raise ValueError(f"use: shm cannot map files at {self.url}; name a directory, or use: disk")
         if self.use in ("gloo", "nccl") and (self.encoding == "delta" or self.dir is not None):
             raise ValueError(f"use: {self.use} writes no files: leave encoding and dir out, or use shm or disk")
+        if self.use == "nccl" and self.lora == "adapter":
+            raise ValueError("use: nccl goes straight into the model, which has no place for an adapter: merge it")
         return self
 
     lora: Literal["merged", "adapter"] = "merged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 from pathlib import Path
@@ -71,8 +72,16 @@ class LearnerProcess:
         return await self._process.call(_step, step, members, timeout_s=self._timeout_s)
 
     async def send(self, order: SendOrder) -> WeightFile:
-        """Send the weights as ordered; this is the learner's `WeightSource`."""
-        return await self._process.call(_send, order, timeout_s=self._timeout_s)
+        """Send the weights as ordered; this is the learner's `WeightSource`.
+
+        Given up, what NCCL waits for cannot be interrupted, so the process ends; all else ends by its own deadline.
+        """
+        try:
+            return await self._process.call(_send, order, timeout_s=self._timeout_s)
+        except asyncio.CancelledError:
+            if order.path.startswith("nccl:"):
+                self._process.kill()
+            raise
 
     async def save(self, directory: Path) -> None:
         """Write a checkpoint."""

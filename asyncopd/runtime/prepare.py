@@ -26,6 +26,7 @@ from asyncopd.runtime.world import World, check_prompts, open_world
 from asyncopd.scoring.cache.open import check
 from asyncopd.seams import Teacher
 from asyncopd.text.chat import Chat
+from asyncopd.weights.open import check_weights
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ async def prepare(config: TrainConfig) -> Prepared:
             f"{config.environment.use!r} has {len(ready.world.test)} held-out tasks",
             "ask for fewer",
         )
+    check_weights(config.weights, config.engine)
     if config.learner.lora is not None:
         check_lora(config.learner.lora, ready.student)
     await check(config.scoring)

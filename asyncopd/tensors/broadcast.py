@@ -85,13 +85,18 @@ class BroadcastSender:
         `named_tensors` are left alone where the version is held already. Raises `BroadcastBroken`, and `ValueError`
         for a tensor that is neither float32 nor bfloat16.
         """
+        fresh = None
         if not self.holds(order.version):
-            self._held.take(order.version, named_tensors)
-        rendezvous = Rendezvous.parse(order.path)
+            fresh = list(named_tensors)
+            self._held.take(order.version, fresh)
         weights = self._held.weights(order.path)
+        self._send(Rendezvous.parse(order.path), weights, fresh)
+        return weights
+
+    def _send(self, rendezvous: Rendezvous, weights: WeightFile, fresh: list[tuple[str, torch.Tensor]] | None) -> None:
+        """Announce and send what is held; `fresh` are the learner's own tensors, where they are still those."""
         self._member.announce(rendezvous, weights)
         self._member.move(rendezvous, self._held.flat_N)
-        return weights
 
 
 class BroadcastReceiver:

@@ -5,7 +5,7 @@ Shapes: N bytes of the flat buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import msgspec
 import torch
@@ -43,10 +43,9 @@ class Held:
         for entry in self.weights("").tensors:
             yield entry.name, view(self._data, entry)
 
-    def take(self, version: Version, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Copy `named_tensors`, which are `version`. Raises `ValueError` for a dtype that cannot be published."""
+    def take(self, version: Version, tensors: list[tuple[str, torch.Tensor]]) -> None:
+        """Copy the named `tensors`, which are `version`. Raises `ValueError` for a dtype that cannot be published."""
         self._weights = None
-        tensors = list(named_tensors)
         size = sum(aligned(tensor.nbytes) for _, tensor in tensors)
         if len(self._data) != size:
             self._data = bytearray(size)

@@ -11,6 +11,7 @@ from asyncopd.tensors.broadcast import BroadcastSender
 from asyncopd.tensors.checkpoint import write_checkpoint
 from asyncopd.tensors.delta_file import write_delta
 from asyncopd.tensors.mapped import write_tensors
+from asyncopd.tensors.rendezvous import Rendezvous, Transport
 from asyncopd.tensors.shadow import Shadow
 
 NamedTensors = Iterable[tuple[str, torch.Tensor]]
@@ -24,11 +25,11 @@ class Sender:
 
     def __init__(self) -> None:
         self._shadow = Shadow()
-        self._broadcast = BroadcastSender()
+        self._broadcasts: dict[str, BroadcastSender] = {}
 
     def holds(self, order: SendOrder) -> bool:
         """Tell whether what is ordered can be sent although the learner has moved on."""
-        return order.format == "broadcast" and self._broadcast.holds(order.version)
+        return order.format == "broadcast" and self._broadcast(order).holds(order.version)
 
     def send(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
         """Send `named_tensors`, the weights of `order.version` in serving dtype, and say what was sent.
@@ -41,7 +42,13 @@ class Sender:
             case "delta":
                 return self._send_delta(order, named_tensors)
             case "broadcast":
-                return self._broadcast.send(order, named_tensors)
+                return self._broadcast(order).send(order, named_tensors)
+
+    def _broadcast(self, order: SendOrder) -> BroadcastSender:
+        transport = Rendezvous.parse(order.path).transport
+        if transport not in self._broadcasts:
+            self._broadcasts[transport] = _make_broadcast(transport)
+        return self._broadcasts[transport]
 
     def _send_delta(self, order: SendOrder, named_tensors: NamedTensors) -> WeightFile:
         shadow = self._shadow
@@ -53,6 +60,14 @@ class Sender:
             if delta is not None:
                 return write_delta(f"{order.path}.delta", delta)
         return _write_dense(order.dense, order.path, order.version, shadow.tensors.items())
+
+
+def _make_broadcast(transport: Transport) -> BroadcastSender:
+    if transport == "gloo":
+        return BroadcastSender()
+    from asyncopd.tensors.nccl import NcclSender  # it needs vLLM, which no other learner does
+
+    return NcclSender()
 
 
 def _write_dense(form: str, path: str, version: Version, named_tensors: NamedTensors) -> WeightFile:

@@ -5,8 +5,9 @@ The learner is member 0; the workers of the first engine follow, then those of t
 
 from __future__ import annotations
 
+import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -76,25 +77,16 @@ class Seat:
         self._place = place
 
     async def prepare(self, manifest: Manifest) -> None:
-        taking_part = False
-        try:
+        with self._or_leave():
             await self._receiver.prepare(self._addressed(manifest))
-            taking_part = True
-        finally:
-            if not taking_part:
-                self._leave()
 
     async def freeze(self) -> None:
-        await self._receiver.freeze()
+        with self._or_leave():
+            await self._receiver.freeze()
 
     async def receive(self, manifest: Manifest) -> None:
-        taking_part = False
-        try:
+        with self._or_leave():
             await self._receiver.receive(self._addressed(manifest))
-            taking_part = True
-        finally:
-            if not taking_part:
-                self._leave()
 
     async def commit(self, version: Version) -> None:
         await self._receiver.commit(version)
@@ -102,10 +94,17 @@ class Seat:
     async def thaw(self) -> None:
         await self._receiver.thaw()
 
-    def _leave(self) -> None:
-        self._place.abandon(
-            self.rendezvous.update, f"engine {self.name} takes no part in update {self.rendezvous.update}"
-        )
+    @contextlib.contextmanager
+    def _or_leave(self) -> Iterator[None]:
+        """Let nobody wait for an engine that fails the block."""
+        taking_part = False
+        try:
+            yield
+            taking_part = True
+        finally:
+            if not taking_part:
+                update = self.rendezvous.update
+                self._place.abandon(update, f"engine {self.name} takes no part in update {update}")
 
     def _addressed(self, manifest: Manifest) -> Manifest:
         files = tuple(msgspec.structs.replace(file, path=self.rendezvous.url) for file in manifest.files)

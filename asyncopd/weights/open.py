@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from asyncopd.config.engine import EngineSection
 from asyncopd.config.weights import WeightsSection
 from asyncopd.errors import UserError
 from asyncopd.seams import WeightReceiver, WeightSync
+from asyncopd.tensors.rendezvous import check_host
+from asyncopd.weights.collective import CollectiveWeightSync
 from asyncopd.weights.remote import RemoteDirectory
 from asyncopd.weights.shm import OwnedDirectory, roomy_directory
 from asyncopd.weights.sync import Directory, FileWeightSync
@@ -30,8 +34,6 @@ def open_sync(
     """
     use = choose(weights, engine)
     if use in ("gloo", "nccl"):
-        from asyncopd.weights.collective import CollectiveWeightSync
-
         return CollectiveWeightSync(
             receivers,
             transport=use,
@@ -48,6 +50,17 @@ def open_sync(
         deltas=weights.encoding == "delta",
         keyframe_every=weights.keyframe_every,
     )
+
+
+def check_weights(weights: WeightsSection, engine: EngineSection) -> None:
+    """Raise `UserError` for a way of weights that cannot work on this machine, or with this engine."""
+    use = choose(weights, engine)
+    if use in ("gloo", "nccl"):
+        check_host(weights.host)
+    if use == "nccl" and engine.use == "torch":
+        raise UserError("weights.use nccl", "the torch engine receives nothing by it", "use gloo, or shm")
+    if use == "nccl" and not torch.cuda.is_available():
+        raise UserError("weights.use nccl", "there is no NVIDIA GPU here", "use gloo, or shm on one machine")
 
 
 def choose(weights: WeightsSection, engine: EngineSection) -> Literal["shm", "disk", "gloo", "nccl"]:

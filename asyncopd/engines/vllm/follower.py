@@ -20,9 +20,11 @@ from vllm.config import VllmConfig
 from asyncopd.engines.vllm.install import Install, by_reload, by_replacement, replaceable
 from asyncopd.engines.vllm.layout import Layout
 from asyncopd.engines.vllm.modules import ModuleMap
+from asyncopd.engines.vllm.nccl import NcclReceiver, by_nccl
 from asyncopd.engines.vllm.update_state import UpdateState
 from asyncopd.records import Manifest, Version
 from asyncopd.tensors.base import CheckpointTensors
+from asyncopd.tensors.broadcast import BroadcastReceiver
 from asyncopd.tensors.received import Received, weights_of
 from asyncopd.tensors.shadow import Shadow
 
@@ -39,8 +41,8 @@ class NotPrepared(RuntimeError):
 class Line:
     """What one preparation after the other builds on: `changed` names (an ordered set) are newer than in the model."""
 
+    shadow: Shadow
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "prepare-weights"))
-    shadow: Shadow = field(default_factory=Shadow)
     changed: dict[str, None] = field(default_factory=dict)
 
 
@@ -55,13 +57,15 @@ class Prepared:
 
 
 class WeightFollower:
-    """Follows for `model`, which serves the checkpoint that vLLM was started from."""
+    """Follows for `model` on `device`, which serves the checkpoint that vLLM was started from."""
 
-    def __init__(self, model: torch.nn.Module, config: VllmConfig) -> None:
+    def __init__(self, model: torch.nn.Module, config: VllmConfig, device: torch.device) -> None:
         self._model = model
         self._config = config
+        self._device = device
         self._layout = Layout(config.model_config)
-        self._line = Line()
+        self._line = Line(self._empty_shadow())
+        self._nccl: NcclReceiver | None = None
         self._asked: Version | None = None
         self._prepared: Future[Prepared] | None = None
         self._loaded: tuple[Version, int] | None = None
@@ -78,13 +82,18 @@ class WeightFollower:
         """Begin to prepare the version of `manifest`; `state` tells the end. What was prepared before is dropped."""
         if self._prepared is not None and not self._prepared.done():
             self._line.thread.shutdown(wait=False)
-            self._line = Line()
+            self._line = Line(self._empty_shadow())
         self._asked = manifest.version
         self._prepared = self._line.thread.submit(self._prepare, manifest, self._line)
+
+    def _empty_shadow(self) -> Shadow:
+        return Shadow(BroadcastReceiver(self._config.parallel_config.rank))
 
     @torch.no_grad()
     def _prepare(self, manifest: Manifest, line: Line) -> Prepared:
         self._layout.check(manifest)
+        if by_nccl(manifest.files[-1]):
+            return self._prepare_nccl(manifest)
         changed = line.shadow.follow(manifest)
         arrived = line.shadow.tensors
         weights = self._received.weights(arrived)
@@ -95,12 +104,20 @@ class WeightFollower:
         install = self._build(weights, names)
         # Only now, so that it speaks of what was copied; it also tells a version that was sent before as another one.
         if (checksum := line.shadow.checksum()) != manifest.checksum:
-            line.shadow = Shadow()
+            line.shadow = self._empty_shadow()
             raise OtherWeights(
                 f"the tensors of version {manifest.version} here have the checksum {checksum:016x}, the manifest says "
                 f"{manifest.checksum:016x}: the file was changed, or other weights were sent as this version before"
             )
         return Prepared(manifest.version, checksum, own, install)
+
+    def _prepare_nccl(self, manifest: Manifest) -> Prepared:
+        """Join the group. Nothing is had to check before it is in the model; the learner's word stands for it."""
+        if self._nccl is None:
+            self._nccl = NcclReceiver(self._model, self._config, self._device)
+        install = self._nccl.prepare(manifest.files[-1])
+        own = self._layout.loadable([entry.name for entry in manifest.files[-1].tensors])
+        return Prepared(manifest.version, manifest.checksum, own, install)
 
     def _build(self, tensors: Mapping[str, torch.Tensor], names: list[str]) -> Install:
         modules = ModuleMap(self._model, self._layout.loadable(tensors))

@@ -48,7 +48,7 @@ class PreparedWeightTransferEngine(WeightTransferEngine[PreparedInit, PreparedUp
         self, config: WeightTransferConfig, vllm_config: VllmConfig, device: torch.device, model: torch.nn.Module
     ) -> None:
         super().__init__(config, vllm_config, device, model)
-        self.follower = WeightFollower(model, vllm_config)
+        self.follower = WeightFollower(model, vllm_config, device)
         _end_with_parent()
 
     def init_transfer_engine(self, init_info: PreparedInit) -> None:

@@ -15,7 +15,7 @@ from asyncopd.errors import UserError
 from asyncopd.records import SendOrder, Version, WeightFile
 from asyncopd.seams import WeightSync
 from asyncopd.tensors.sender import Sender
-from asyncopd.weights.open import choose, open_sync
+from asyncopd.weights.open import check_weights, choose, open_sync
 from asyncopd.weights.protocol import PublishFailed
 
 SERVERS = ["http://one:8000"]
@@ -119,8 +119,26 @@ def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path, where: str) ->
         ({"use": "shm", "dir": "s3://bucket"}, "shm cannot map files at s3://bucket"),
         ({"use": "gloo", "encoding": "delta"}, "gloo writes no files"),
         ({"use": "nccl", "dir": "/tmp"}, "nccl writes no files"),
+        ({"use": "nccl", "lora": "adapter"}, "no place for an adapter"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(weights: dict[str, Any], why: str) -> None:
     with pytest.raises(ValidationError, match=why):
         WeightsSection(**weights)
+
+
+@pytest.mark.parametrize(
+    ("weights", "engine", "why"),
+    [
+        ({"use": "gloo", "host": "203.0.113.1"}, "vllm", r"weights\.host 203\.0\.113\.1: nobody can listen there"),
+        ({"use": "nccl"}, "torch", r"weights\.use nccl: the torch engine receives nothing by it; use gloo"),
+        ({"use": "nccl"}, "vllm", r"weights\.use nccl: there is no NVIDIA GPU here; use gloo"),
+    ],
+)
+def test_a_way_that_cannot_work_here_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, weights: dict[str, Any], engine: Any, why: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match=why):
+        check_weights(WeightsSection(**weights), EngineSection(use=engine))
+    check_weights(WeightsSection(use="gloo"), EngineSection(use=engine))
