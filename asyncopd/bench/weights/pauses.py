@@ -14,22 +14,23 @@ from asyncopd.records import PublishReport, Version
 
 
 async def bench_pauses(student: Student, *, repeats: int, lr: float) -> dict[str, Any]:
-    """Measure in turns a bare reload, an update with all tensors and one with a delta, `repeats` times after one more.
+    """Measure in turns a bare reload and updates with all tensors, a delta, and a broadcast, `repeats` times and one.
 
     A reload puts back the checkpoint's weights behind the follower's back, so that the engine serves nothing here.
     """
     learner = MovingLearner(student.model(), student.config.student.dtype, lr)
     rounds: list[dict[str, float]] = []
     async with student.served("keep") as (_, receiver):
-        sync = student.sync(receiver, keyframe_every=2)  # every other update is a delta
+        files = student.sync(receiver, keyframe_every=2)  # every other update is a delta
+        broadcasts = student.broadcasts(receiver)
         try:
             for number in range(repeats + 1):
                 bare = await _reload_seconds(receiver)
                 reports: list[PublishReport] = []
-                for offset in (1, 2):
+                for offset, sync in enumerate((files, files, broadcasts)):
                     learner.step()
-                    reports.append(await sync.publish(Version(0, 2 * number + offset), learner))
-                dense, delta = reports
+                    reports.append(await sync.publish(Version(0, 3 * number + offset + 1), learner))
+                dense, delta, gloo = reports
                 assert dense.bytes == dense.dense_bytes > delta.bytes, "the second was to be a delta on the first"
                 rounds.append(
                     {
@@ -37,14 +38,18 @@ async def bench_pauses(student: Student, *, repeats: int, lr: float) -> dict[str
                         "disk_read": _read_seconds(student.directory),
                         "pause_dense": dense.pause_seconds,
                         "pause_delta": delta.pause_seconds,
+                        "pause_gloo": gloo.pause_seconds,
                         "prepare_dense": dense.prepare_seconds,
                         "prepare_delta": delta.prepare_seconds,
+                        "prepare_gloo": gloo.prepare_seconds,
                         "send_dense": dense.send_seconds,
                         "send_delta": delta.send_seconds,
+                        "send_gloo": gloo.send_seconds,
                     }
                 )
         finally:
-            sync.close()
+            files.close()
+            broadcasts.close()
     measured = rounds[1:]  # the first reload touches its pages for the first time
     return {
         "pause_ratio_dense": statistics.median(r["pause_dense"] / r["bare_reload"] for r in measured),

@@ -23,6 +23,7 @@ from asyncopd.models.loading import load_causal_lm
 from asyncopd.models.resolve import resolve
 from asyncopd.records import GenerateRequest, Generation, Sampling, Version
 from asyncopd.seams import Engine
+from asyncopd.weights.collective import CollectiveWeightSync
 from asyncopd.weights.shm import OwnedDirectory, roomy_directory
 from asyncopd.weights.sync import FileWeightSync
 
@@ -84,6 +85,17 @@ class Student:
             self.config.engine.update_timeout_s,
             deltas=True,
             keyframe_every=keyframe_every,
+        )
+
+    def broadcasts(self, receiver: VllmReceiver) -> CollectiveWeightSync:
+        """Return what broadcasts all tensors to one engine of this machine."""
+        return CollectiveWeightSync(
+            lambda: [receiver],
+            transport="gloo",
+            host="127.0.0.1",
+            workers=1,
+            timeout_s=self.config.engine.update_timeout_s,
+            learner_timeout_s=self.config.engine.update_timeout_s,
         )
 
     def turn(self, engine: Engine, tokens: int) -> GenerateRequest:
