@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,8 +66,8 @@ class Fleet:
         a prompt that fills the context.
         """
         parts: list[Generation] = []
-        asked = request
-        for move in itertools.count(1):
+        asked, moves = request, 0
+        while True:
             member = await self._place(asked)
             counts = self.counts[member.name]
             try:
@@ -76,15 +75,15 @@ class Fleet:
             except EngineDied as death:
                 self.lose(member.name, Loss(str(death)))
                 counts.moved += 1
+                moves += 1
                 if death.partial is not None:
                     counts.tokens += len(death.partial.ids_R)
                     parts.append(death.partial)
-                asked = remainder(request, parts, move)
+                asked = remainder(request, parts, moves)
                 continue
             counts.requests += 1
             counts.tokens += len(part.ids_R)
             return joined(request, [*parts, part])
-        raise AssertionError("unreachable")
 
     async def _place(self, request: GenerateRequest) -> Member:
         """Wait for an engine that can serve `request`, and take it."""
