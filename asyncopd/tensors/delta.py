@@ -86,9 +86,9 @@ def _encode_block(old_B: np.ndarray, new_B: np.ndarray) -> bytes:
         gap_N = where_N.copy()
         gap_N[1:] -= where_N[:-1] + 1
         positions = _put_tiers(gap_N, _GAP_TIERS)
-    values_N = new_B[where_N]
+    values_N = new_B.take(where_N)
     signed = np.dtype(f"<i{new_B.itemsize}")
-    distance_N = (values_N - old_B[where_N]).view(signed)
+    distance_N = (values_N - old_B.take(where_N)).view(signed)
     old_B[where_N] = values_N
     zigzag_N = ((distance_N << 1) ^ (distance_N >> (8 * signed.itemsize - 1))).view(new_B.dtype)
     return b"".join([_COUNT.pack(changed), *positions, *_put_tiers(zigzag_N - 1, _DISTANCE_TIERS)])
@@ -134,7 +134,8 @@ def _put_tiers(numbers_L: np.ndarray, tiers: tuple[int, ...]) -> list[bytes]:
             parts.append(_pack_quarters(np.minimum(numbers_L, most)))
         else:
             parts.append(np.minimum(numbers_L, most).astype(_TIERS[bits]).tobytes())
-        numbers_L = numbers_L[numbers_L >= most] - numbers_L.dtype.type(most)
+        # An array of positions, as a mask costs twice as much.
+        numbers_L = numbers_L.take(np.flatnonzero(numbers_L >= most)) - numbers_L.dtype.type(most)
         if len(numbers_L) == 0:
             break
     return parts
