@@ -10,11 +10,13 @@ import statistics
 import tempfile
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from asyncopd.bench.beside import Beside
-from asyncopd.bench.setting import EngineBench, Serve, Setting, prepare_setting, serve
+from asyncopd.bench.cpu import Server, processes_started
+from asyncopd.bench.setting import EngineBench, Setting, prepare_setting, serve
 from asyncopd.config.model import Dtype
 from asyncopd.config.root import TrainConfig
 from asyncopd.records import NO_DRAWS, Differences, DrawSpec
@@ -53,63 +55,75 @@ async def bench_engine(config: TrainConfig, bench: EngineBench, say: Callable[[s
     }
 
 
+@dataclass
+class _Measured:
+    """What one server took, a figure a repeat; and the lag of the event loop while it served."""
+
+    rates: list[float] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    lag: LoopLag = field(default_factory=LoopLag)
+
+
 async def _throughput(setting: Setting) -> tuple[dict[str, Any], dict[Dtype, Differences]]:
     """Measure our engine and bare vLLM in turns, each with the learner beside it; and how well that agrees."""
     async with AsyncExitStack() as stack:
         setting.say("starting our engine, bare vLLM and a learner")
-        engine = await stack.enter_async_context(setting.engine())
+        with processes_started() as processes:
+            engine = await stack.enter_async_context(setting.engine())
+        servers = {"asyncopd": Server(serve(engine), processes)}
         bare_vllm = importlib.import_module("asyncopd.bench.bare").bare_vllm  # of vLLM, which our engine imported
-        bare = await stack.enter_async_context(bare_vllm(setting.config, setting.student))
-        servers = {"asyncopd": serve(engine), "vllm": bare.serve}
+        with processes_started() as processes:
+            bare = await stack.enter_async_context(bare_vllm(setting.config, setting.student))
+        servers["vllm"] = Server(bare.serve, processes)
         if setting.bench.server:
             setting.say("starting our engine over HTTP")
-            servers["asyncopd_server"] = serve(await stack.enter_async_context(setting.engine("vllm_server")))
+            with processes_started() as processes:
+                remote = await stack.enter_async_context(setting.engine("vllm_server"))
+            servers["asyncopd_server"] = Server(serve(remote), processes)
         beside = await stack.enter_async_context(setting.beside(engine))
         agreement = (await beside.step()).agreement  # before a step there is no other version than 0
-        rates, lags = await _rounds(setting, beside, servers)
-    ratios = {name: [ours / bare for ours, bare in zip(rates[name], rates["vllm"], strict=True)] for name in servers}
+        measured = await _rounds(setting, beside, servers)
     figures = {
-        "throughput_ratio": statistics.median(ratios["asyncopd"]),
-        "throughput_ratios": ratios["asyncopd"],
-        "loop_lag_p99_ms": lags["asyncopd"].quantile(0.99) * 1e3,
-        "loop_lag_p99_ms_vllm": lags["vllm"].quantile(0.99) * 1e3,
-        "tokens_per_second": {name: statistics.median(rate) for name, rate in rates.items()},
+        **_against("", measured["asyncopd"], measured["vllm"]),
+        "loop_lag_p99_ms_vllm": measured["vllm"].lag.quantile(0.99) * 1e3,
+        "tokens_per_second": {name: statistics.median(found.rates) for name, found in measured.items()},
         "learner_step_seconds": statistics.median(report.seconds for report in beside.reports),
     }
     if setting.bench.server:
-        figures["server_throughput_ratio"] = statistics.median(ratios["asyncopd_server"])
-        figures["server_loop_lag_p99_ms"] = lags["asyncopd_server"].quantile(0.99) * 1e3
+        figures |= _against("server_", measured["asyncopd_server"], measured["vllm"])
     return figures, {setting.config.student.dtype: agreement}
 
 
-async def _rounds(
-    setting: Setting, beside: Beside, servers: dict[str, Serve]
-) -> tuple[dict[str, list[float]], dict[str, LoopLag]]:
-    """Return each server's tokens per second, a figure a repeat, and the lag of the event loop while it served."""
-    rates: dict[str, list[float]] = {name: [] for name in servers}
-    lags = {name: LoopLag() for name in servers}
-    await _round(setting, beside, servers, {name: LoopLag() for name in servers})  # warms up
-    for repeat in range(setting.bench.repeats):
-        setting.say(f"throughput, repeat {repeat + 1} of {setting.bench.repeats}")
-        turned = dict(list(servers.items())[:: -1 if repeat % 2 else 1])  # who comes first takes turns too
-        for name, rate in (await _round(setting, beside, turned, lags)).items():
-            rates[name].append(rate)
-    return rates, lags
+def _against(prefix: str, ours: _Measured, bare: _Measured) -> dict[str, Any]:
+    ratios = [our / their for our, their in zip(ours.rates, bare.rates, strict=True)]
+    costs = [their / our for our, their in zip(ours.cpu_seconds, bare.cpu_seconds, strict=True)]
+    return {
+        f"{prefix}throughput_ratio": statistics.median(ratios),
+        f"{prefix}throughput_ratios": ratios,
+        f"{prefix}cpu_ratio": statistics.median(costs),
+        f"{prefix}loop_lag_p99_ms": ours.lag.quantile(0.99) * 1e3,
+    }
 
 
-async def _round(
-    setting: Setting, beside: Beside, servers: dict[str, Serve], lags: dict[str, LoopLag]
-) -> dict[str, float]:
-    """Let each server serve all requests once, with the learner stepping; return tokens per second of each."""
-    rates = {}
-    for name, served in servers.items():
-        async with beside.stepping():
-            lags[name].start()
-            try:
-                rates[name] = await setting.run(served)
-            finally:
-                lags[name].stop()
-    return rates
+async def _rounds(setting: Setting, beside: Beside, servers: dict[str, Server]) -> dict[str, _Measured]:
+    """Let each server serve all requests, again and again, with the learner stepping."""
+    measured = {name: _Measured() for name in servers}
+    for repeat in range(setting.bench.repeats + 1):
+        setting.say(f"throughput, repeat {repeat} of {setting.bench.repeats}")
+        for name in list(servers)[:: -1 if repeat % 2 else 1]:  # who comes first takes turns too
+            await _round(setting, beside, servers[name], measured[name] if repeat else _Measured())  # 0 warms up
+    return measured
+
+
+async def _round(setting: Setting, beside: Beside, server: Server, measured: _Measured) -> None:
+    async with beside.stepping():
+        measured.lag.start()
+        before = server.cpu_seconds
+        try:
+            measured.rates.append(await setting.run(server.serve))
+            measured.cpu_seconds.append(server.cpu_seconds - before)
+        finally:
+            measured.lag.stop()
 
 
 async def _agreement(setting: Setting, dtype: Dtype) -> Differences:

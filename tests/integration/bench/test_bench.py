@@ -108,6 +108,7 @@ def test_our_engine_is_measured_against_bare_vllm_with_a_learner_beside_both(eng
     assert engine_figures["throughput_ratio"] == pytest.approx(
         engine_figures["tokens_per_second"]["asyncopd"] / engine_figures["tokens_per_second"]["vllm"]
     )
+    assert 0.3 < engine_figures["cpu_ratio"] < 3
     assert engine_figures["learner_step_seconds"] > 0
     assert engine_figures["loop_lag_p99_ms"] >= 0
     assert any("bare vLLM" in line for line in said)
