@@ -56,7 +56,8 @@ class Requirements:
                 raise self._wrong(str(error), "engine.api_key_env names the variable that holds its key") from error
             raise self._unsuitable(str(error)) from error
         except (ServerLost, TimeoutError) as error:
-            raise self._wrong(str(error), "start it first, or leave engine.urls empty to have one started") from error
+            remedy = f"{self._command()}, or leave engine.urls empty to have one started"
+            raise self._wrong(str(error), remedy) from error
 
     def _check_declared(self, config: dict[str, Any]) -> None:
         model, wanted = config["model_config"], self._arguments
@@ -113,8 +114,11 @@ class Requirements:
         return answer["choices"][0]
 
     def _unsuitable(self, problem: str) -> UserError:
-        command = shlex.join(["python", *server_command(self._arguments)])
-        return self._wrong(problem, f"start it with VLLM_SERVER_DEV_MODE=1 {command}")
+        return self._wrong(problem, self._command())
+
+    def _command(self) -> str:
+        words = shlex.join(["python", *server_command(self._arguments)])
+        return f"start it with VLLM_SERVER_DEV_MODE=1 {words}"
 
     def _wrong(self, problem: str, remedy: str) -> UserError:
         return UserError(f"engine.urls: {self._client.url}", problem, remedy)

@@ -200,7 +200,7 @@ async def test_a_server_killed_in_its_update_ends_the_update_and_every_wait(runn
         await asyncio.wait_for(generating, 20)
     assert death.value.partial is not None
     assert set(death.value.partial.version_R) <= {Version(0, 0).pack()}
-    with pytest.raises(UserError, match=r"failed: .*; start it first, or leave engine\.urls empty"):
+    with pytest.raises(UserError, match=r"failed: .*; start it with .*, or leave engine\.urls empty"):
         await running.connect()
     sync.close()
     await engine.close()

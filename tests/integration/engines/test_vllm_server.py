@@ -217,14 +217,24 @@ async def loop_lag(engine: ServerEngine) -> float:
     return float(np.quantile(lags, 0.99))
 
 
+async def more_tokens(engine: ServerEngine, turns: int) -> None:
+    """Wait until each of `turns` has got some more tokens."""
+    async with asyncio.timeout(60):
+        while len(engine._answers) < turns:  # noqa: ASYNC110 - as they enter
+            await asyncio.sleep(0.01)
+        answers = [(answer, len(answer._ids) + 20) for answer in engine._answers.values()]
+        while any(len(answer._ids) < enough for answer, enough in answers):  # noqa: ASYNC110 - as they come
+            await asyncio.sleep(0.01)
+
+
 async def test_the_tokens_of_a_killed_server_are_kept_with_their_versions(served: Served) -> None:
     """The last test of this server: it kills it."""
     turns = [turn(prompt(30, seed), max_tokens=950, seed=seed) for seed in range(24)]
     first = served.engine.version
     generating = [asyncio.create_task(served.engine.generate(request)) for request in turns]
-    await asyncio.sleep(0.3)
+    await more_tokens(served.engine, len(turns))
     await served.publish()
-    await asyncio.sleep(0.3)
+    await more_tokens(served.engine, len(turns))
     (core,) = [child for child in served.processes if "EngineCore" in child.name()]
     os.kill(core.pid, signal.SIGKILL)
     for request, wait in zip(turns, generating, strict=True):

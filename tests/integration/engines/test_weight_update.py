@@ -12,6 +12,7 @@ import dataclasses
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,7 +114,7 @@ class Served:
 async def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
     kind: Kind = request.param
     patch = pytest.MonkeyPatch()
-    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # for `reload_in_place`
+    patch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # for functions to be called in the worker
     directory = tmp_path_factory.mktemp("student")
     save_checkpoint(kind.model(0), directory)
     engine = await start_engine("student-0", directory, kind.section, dtype=kind.dtype, threads=1, seed=0)
@@ -330,6 +331,39 @@ async def test_what_was_cut_off_or_superseded_is_never_loaded(served: Served, tm
     await served.publish()
     await served.check()
     os.close(os.open(hanging.files[0].path, os.O_WRONLY))  # lets the reader go
+    await served.check()
+
+
+async def test_a_load_that_fails_half_way_never_serves(served: Served) -> None:
+    """Modules that are exchanged are refused before any pause; a reload leaves the engine paused until the next."""
+
+    def fail_once(worker: Any) -> None:
+        from itertools import islice
+
+        model = worker.model_runner.model
+        load = type(model).load_weights
+
+        def half(self: Any, weights: Any) -> None:
+            type(model).load_weights = load
+            load(self, islice(weights, 9))
+            raise RuntimeError("half of it was loaded")
+
+        type(model).load_weights = half
+
+    generating = asyncio.create_task(served.engine.generate(turn(prompt(5), max_tokens=700)))
+    await asyncio.sleep(0.1)
+    first = served.engine.version
+    await served.engine._llm.collective_rpc(fail_once)
+    phase = "receive" if served.kind.reload else "prepare"
+    with pytest.raises(PublishFailed, match=rf"{phase} of version .* failed: .*half of it was loaded"):
+        await served.publish("dense")
+    if served.kind.reload:
+        with pytest.raises(DeadlineExceeded, match="whose last weight update failed and was not repeated"):
+            await served.engine.generate(turn(prompt(5), within_s=0.2))
+    else:
+        await served.check()
+    await served.publish("delta")
+    assert set((await generating).version_R) <= {first.pack(), served.engine.version.pack()}
     await served.check()
 
 

@@ -146,5 +146,5 @@ async def test_closed_endpoints_and_keys_are_told(
 
 async def test_a_server_that_is_not_there_is_told(student: Path) -> None:
     section = EngineSection(use="vllm_server", urls=["http://127.0.0.1:9"], max_context=512)
-    with pytest.raises(UserError, match=r"127\.0\.0\.1:9: GET /server_info failed: .*; start it first, or leave"):
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9: GET /server_info failed: .*; start it with .*, or leave"):
         await connect("student-0", "http://127.0.0.1:9", student, section, dtype="float32")
