@@ -49,13 +49,15 @@ class Work:
         self._weights = {self._engine.version: self._learner.served()}
         began = time.perf_counter()
         serving = asyncio.gather(*map(self._engine.generate, turns))
+        ends: list[float] = []
+        serving.add_done_callback(lambda _: ends.append(time.perf_counter()))
         for _ in range(updates):
             await asyncio.to_thread(self._learner.step)
             version = Version(0, self._engine.version.step + 1)
             self._weights[version] = await asyncio.to_thread(self._learner.served)
             self.pauses.append((await self._sync.publish(version, self._learner)).pause_seconds)
         self._answers = list(zip(turns, await serving, strict=True))
-        return time.perf_counter() - began
+        return ends[0] - began
 
     def mismatch(self) -> dict[str, float]:
         """Compare the last answers with a full recompute, in nats: tokens after an update and those before any."""

@@ -82,6 +82,9 @@ def by_reload(
     gathered = [(name, tensors[name]) for name in modules.complete(names)]
 
     def install() -> None:
+        if any(get_layerwise_info(module).can_load() for module in model.modules()):
+            # A load that failed half-way left tensors behind, which this one would take for its own.
+            finalize_layerwise_reload(model, config)
         initialize_layerwise_reload(model)
         model.load_weights(iter(gathered))  # type: ignore[operator]
         finalize_layerwise_reload(model, config)
