@@ -6,6 +6,7 @@ import asyncio
 import functools
 import tempfile
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import get_args
 
@@ -84,8 +85,8 @@ async def admitted() -> Strength:
 
 def find() -> Found:
     """Try the strengths, once in the life of this process, and return what was found; takes about a second."""
-    with _lock:
-        return _find()
+    with _lock, ThreadPoolExecutor(1) as thread:  # as a loop may run in this one
+        return thread.submit(_find).result()
 
 
 @functools.cache

@@ -22,9 +22,10 @@ class NotStarted(Exception):
 
 
 def start(job: dict[str, Any], descriptors: Sequence[int], tasks: int) -> int:
-    """Start the program of a job on three descriptors (input, output, errors) and return its id; `tasks` are those its user has already.
+    """Start the program of a job on three descriptors, its input, output and errors, and return its id.
 
-    Raises `NotStarted`. A program that is not there is one that ends with code 127, as with a shell.
+    `tasks` are the threads that its user has already. Raises `NotStarted`; a program that is not there is one that
+    ends with code 127, as with a shell.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -79,7 +80,7 @@ def _confine(job: dict[str, Any], tasks: int) -> None:
         (resource.RLIMIT_CPU, limits["cpu"]),
         (resource.RLIMIT_AS, limits["memory"]),
         (resource.RLIMIT_FSIZE, limits["disk"]),
-        (resource.RLIMIT_NPROC, limits["processes"] + 1 + tasks),
+        (resource.RLIMIT_NPROC, limits["processes"] + 1 + tasks),  # one more, which the warden sees
         (resource.RLIMIT_NOFILE, _DESCRIPTORS),
         (resource.RLIMIT_CORE, 0),
         (resource.RLIMIT_MEMLOCK, 0),

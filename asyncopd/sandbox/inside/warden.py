@@ -48,7 +48,7 @@ class Warden:
     """Guards one program, already started as `child`."""
 
     def __init__(
-        self, child: int, outputs: list[Output], tree: Tree, directory: Directory, job: dict[str, Any]
+        self, child: int, outputs: list[Output], tree: Tree, directory: Directory, limits: dict[str, Any]
     ) -> None:
         self._child = child
         self._outputs = {output.descriptor: output for output in outputs}
@@ -58,7 +58,7 @@ class Warden:
         self._began = time.monotonic()
 
     def guard(self) -> tuple[str, int, float]:
-        """Return why the program ended, its exit code (negative: a signal's) and its seconds, when all of it is gone."""
+        """Return why the program ended, its exit code (negative: a signal's) and its seconds, when all are gone."""
         ended = os.pidfd_open(self._child)
         why = self._watch(ended)
         os.close(ended)
