@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from asyncopd.errors import UserError
+from asyncopd.sandbox.strength import find
 from asyncopd.scoring.cache.embedded import server_binary
 
 _IMPORT_TIMEOUT_S = 300
@@ -158,7 +159,16 @@ def _services() -> Iterator[Check]:
     servers = [path for name in ("valkey-server", "redis-server") if (path := shutil.which(name))]
     yield Check("other Redis servers", ", ".join(servers) or "none, and none is needed")
     yield Check("Ray", _version("ray") or "absent, and not needed on one machine")
-    yield Check("sandbox", "none, and the shipped environments need none")
+    yield _sandbox()
+
+
+def _sandbox() -> Check:
+    found = find()
+    if found.strength is None:
+        return Check("sandbox", str(found), "environments that run an agent's programs cannot run here")
+    weak = found.strength == "rlimits"
+    remedy = "install bubblewrap and allow user namespaces, or set rollout.sandbox=rlimits" if weak else ""
+    return Check("sandbox", str(found), remedy)
 
 
 def _version(name: str) -> str:

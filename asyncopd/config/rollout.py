@@ -39,6 +39,10 @@ class RolloutSection(Section):
     tool_timeout_s: float = Field(30, gt=0)
     """Seconds a tool call may take; after that the agent is told so."""
 
+    sandbox: Literal["bubblewrap", "namespaces", "rlimits"] = "namespaces"
+    """The weakest walls that programs of an agent's may run behind, where an environment runs any; the strongest that
+    the machine can build are used. `rlimits` stops neither the network nor reading what this user may read."""
+
     generate_timeout_s: float = Field(120, gt=0)
     """Seconds one generation may take."""
 

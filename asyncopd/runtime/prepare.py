@@ -23,6 +23,7 @@ from asyncopd.plugins import find_for
 from asyncopd.records import DrawSpec, Support, ToolSpec
 from asyncopd.runtime.behaviour import check_behaviour
 from asyncopd.runtime.world import World, check_prompts, open_world
+from asyncopd.sandbox.strength import accept, in_force
 from asyncopd.scoring.cache.open import check
 from asyncopd.seams import Teacher
 from asyncopd.text.chat import Chat
@@ -81,6 +82,7 @@ async def prepare(config: TrainConfig) -> Prepared:
 async def prepare_student(config: TrainConfig) -> PreparedStudent:
     """Find and check what living episodes with `config` takes. Raises `UserError` for the first thing that is wrong."""
     _check_engine(config.engine)
+    accept(config.rollout.sandbox)
     needs = build(config.objective).needs
     check_behaviour(config, needs)
     world = await open_world(config.environment)
@@ -150,6 +152,7 @@ def describe(prepared: Prepared) -> dict[str, Any]:
         "vocabulary": len(prepared.tokenizer),
         "tasks": {"train": len(prepared.world.train), "test": len(prepared.world.test)},
         "tools": [tool.name for tool in prepared.world.tools],
+        "sandbox": str(in_force() or "none is used"),
         "support": f"{prepared.support.kind}, {prepared.support.width} entries",
         "draws": {kind: count for kind, count in msgspec.structs.asdict(prepared.draws).items() if count},
         "steps": config.run.steps,

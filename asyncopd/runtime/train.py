@@ -22,6 +22,7 @@ from asyncopd.runtime.prepare import Prepared, prepare
 from asyncopd.runtime.process import WorkerLost
 from asyncopd.runtime.reporting import Reporter
 from asyncopd.runtime.run_directory import RunDirectory
+from asyncopd.sandbox.strength import in_force
 from asyncopd.seams import EngineDied
 from asyncopd.weights.protocol import PublishFailed
 
@@ -89,6 +90,9 @@ async def _in_directory(
         reporter = Reporter(directory, config, callbacks)
         try:
             with _log_file(directory.log):
+                walls = in_force()
+                if walls is not None:
+                    reporter.stage(f"sandbox: {walls}")
                 summary = await _with_restarts(prepared, directory, reporter, interruption, resume)
             reporter.finish(summary)
         finally:

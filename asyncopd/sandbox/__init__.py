@@ -4,7 +4,7 @@ from asyncopd.sandbox.box import Result, Sandbox
 from asyncopd.sandbox.launch import Strength
 from asyncopd.sandbox.limits import Limits
 from asyncopd.sandbox.process import SandboxError
-from asyncopd.sandbox.strength import MEANINGS, STRENGTHS, Found, accept, admitted, find
+from asyncopd.sandbox.strength import MEANINGS, STRENGTHS, Found, accept, admitted, find, in_force
 
 __all__ = [
     "MEANINGS",
@@ -18,4 +18,5 @@ __all__ = [
     "accept",
     "admitted",
     "find",
+    "in_force",
 ]

@@ -42,6 +42,7 @@ if strength != "rlimits":
 
 _lock = threading.Lock()
 _weakest: Strength = "namespaces"
+_used = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,7 @@ def accept(weakest: Strength) -> None:
 
 async def admitted() -> Strength:
     """Return the strength in force. Raises `UserError` if it is weaker than what is accepted."""
+    global _used
     found = await asyncio.to_thread(find)
     if found.strength is None:
         raise UserError("sandbox", f"none can be built here ({found.why()})", "run on Linux")
@@ -80,7 +82,13 @@ async def admitted() -> Strength:
             f"install bubblewrap and allow user namespaces, or accept rollout.sandbox={found.strength}: "
             f"{MEANINGS[found.strength]}",
         )
+    _used = True
     return found.strength
+
+
+def in_force() -> Found | None:
+    """Return the walls that this process uses, `None` as long as it has opened no sandbox."""
+    return find() if _used else None
 
 
 def find() -> Found:
