@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import httpx
 from transformers import AutoConfig
 
 from asyncopd.config.engine import EngineSection
@@ -52,12 +53,13 @@ class Requirements:
             await self._check_vocabulary()
             await self._check_log_probs()
         except ServerRefused as error:
-            if error.status == 401:
-                raise self._wrong(str(error), "engine.api_key_env names the variable that holds its key") from error
-            raise self._unsuitable(str(error)) from error
+            remedy = (
+                "engine.api_key_env names the variable that holds its key" if error.status == 401 else self._command()
+            )
+            raise UserError("engine.urls", str(error), remedy) from error
         except (ServerLost, TimeoutError) as error:
             remedy = f"{self._command()}, or leave engine.urls empty to have one started"
-            raise self._wrong(str(error), remedy) from error
+            raise UserError("engine.urls", str(error), remedy) from error
 
     def _check_declared(self, config: dict[str, Any]) -> None:
         model, wanted = config["model_config"], self._arguments
@@ -114,11 +116,11 @@ class Requirements:
         return answer["choices"][0]
 
     def _unsuitable(self, problem: str) -> UserError:
-        return self._wrong(problem, self._command())
+        return UserError(f"engine.urls: {self._client.url}", problem, self._command())
 
     def _command(self) -> str:
-        words = shlex.join(["python", *server_command(self._arguments)])
-        return f"start it with VLLM_SERVER_DEV_MODE=1 {words}"
-
-    def _wrong(self, problem: str, remedy: str) -> UserError:
-        return UserError(f"engine.urls: {self._client.url}", problem, remedy)
+        url, key = httpx.URL(self._client.url), self._section.api_key_env
+        words = ["python", *server_command(self._arguments), "--host", url.host]
+        words += [] if url.port is None else ["--port", str(url.port)]
+        keyed = "" if key is None else f'VLLM_API_KEY="${key}" '
+        return f"start it with VLLM_SERVER_DEV_MODE=1 {keyed}{shlex.join(words)}"

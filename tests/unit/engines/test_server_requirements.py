@@ -122,7 +122,14 @@ async def test_what_is_wrong_is_told_with_the_command_for_a_server_that_is_right
     assert error.value.where == f"engine.urls: {server.url}"
     assert problem in error.value.problem
     assert error.value.remedy.startswith("start it with VLLM_SERVER_DEV_MODE=1 python -m vllm.entrypoints")
-    for words in ("--logprobs-mode processed_logprobs", "--enable-scale-out", f"--model {student}", "--max-logprobs 5"):
+    port = server.url.rsplit(":", 1)[1]
+    for words in (
+        f"--host 127.0.0.1 --port {port}",
+        "--logprobs-mode processed_logprobs",
+        "--enable-scale-out",
+        f"--model {student}",
+        "--max-logprobs 5",
+    ):
         assert words in error.value.remedy
 
 
