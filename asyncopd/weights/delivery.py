@@ -113,9 +113,9 @@ class Delivery:
         failed = [seat for seat in self._seats if seat.name in update.failed]
         # One worker's error is enough for its engine to fail; a moment later, the others have theirs.
         deadline = time.monotonic() + min(_AFTERMATH_S, self._timeout_s * (1 - _SHARE))
-        while not all(map(self._group.only_suffered, failed)) and time.monotonic() < deadline:  # noqa: ASYNC110 - polled
+        while "some" in map(self._group.suffered, failed) and time.monotonic() < deadline:  # noqa: ASYNC110 - polled
             await asyncio.sleep(_POLL_S)
-        return {seat.name for seat in failed if self._group.only_suffered(seat)}
+        return {seat.name for seat in failed if self._group.suffered(seat) == "all"}
 
     def _should_repeat(self, update: Update, suffered: set[str], learner_suffered: bool) -> bool:
         """Tell whether somebody only suffered, leaving in `failed` who did more. Raises `PublishFailed`."""

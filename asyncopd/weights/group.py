@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -53,10 +54,11 @@ class Group:
             for number, receiver in enumerate(self.receivers)
         ]
 
-    def only_suffered(self, seat: Seat) -> bool:
-        """Tell whether every worker of an engine gave up because of another member."""
-        first = seat.rendezvous.rank
-        return all(self.place.broken(seat.rendezvous.update, rank) for rank in range(first, first + self._workers))
+    def suffered(self, seat: Seat) -> Literal["all", "some", "none"]:
+        """Say how many workers of an engine gave up because of another member."""
+        ranks = range(seat.rendezvous.rank, seat.rendezvous.rank + self._workers)
+        broken = [self.place.broken(seat.rendezvous.update, rank) for rank in ranks]
+        return "all" if all(broken) else "some" if any(broken) else "none"
 
     def learner_suffered(self, update: int) -> bool:
         """Tell whether the learner gave up because of another member."""

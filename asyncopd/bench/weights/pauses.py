@@ -11,6 +11,7 @@ from asyncopd.bench.weights.moving import MovingLearner
 from asyncopd.bench.weights.serving import Student
 from asyncopd.engines.vllm.receiver import VllmReceiver
 from asyncopd.records import PublishReport, Version
+from asyncopd.seams import WeightSync
 
 
 async def bench_pauses(student: Student, *, repeats: int, lr: float) -> dict[str, Any]:
@@ -23,11 +24,12 @@ async def bench_pauses(student: Student, *, repeats: int, lr: float) -> dict[str
     async with student.served("keep") as (_, receiver):
         files = student.sync(receiver, keyframe_every=2)  # every other update is a delta
         broadcasts = student.broadcasts(receiver)
+        ways: tuple[WeightSync, ...] = (files, files, broadcasts)
         try:
             for number in range(repeats + 1):
                 bare = await _reload_seconds(receiver)
                 reports: list[PublishReport] = []
-                for offset, sync in enumerate((files, files, broadcasts)):
+                for offset, sync in enumerate(ways):
                     learner.step()
                     reports.append(await sync.publish(Version(0, 3 * number + offset + 1), learner))
                 dense, delta, gloo = reports
