@@ -16,7 +16,7 @@ from asyncopd.seams import WeightSource
 from asyncopd.weights.group import Group
 from asyncopd.weights.protocol import PublishFailed, Update
 
-_POLL_S = 0.002
+_POLL_S = 0.01
 _AFTERMATH_S = 1.0
 _SHARE = 0.8  # of a phase's time, after which members give up, so that they can still say why
 
