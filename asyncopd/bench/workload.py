@@ -85,6 +85,7 @@ async def many(work: Callable[[], Coroutine[Any, Any, None]], count: int) -> Non
         async with asyncio.TaskGroup() as group:
             for _ in range(count):
                 group.create_task(work())
+                await asyncio.sleep(0)  # a burst of starts would hold up the loop, which a training avoids too
     except ExceptionGroup as errors:
         raise errors.exceptions[0] from errors
 
