@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
@@ -16,6 +17,7 @@ from asyncopd.sandbox.strength import admitted
 from asyncopd.seams import DeadlineExceeded
 
 MAIN = "main.py"
+_NAME_BYTES, _DEPTH = 255, 16  # what file systems take in a name; folders that are gathered again
 End = Literal["finished", "timeout", "memory", "processes", "files", "output"]
 
 
@@ -84,6 +86,8 @@ class Sandbox:
         if isinstance(program, str):
             added[MAIN] = _bytes(program)
             argv = [launch.INTERPRETER, MAIN]
+        if not argv or any("\0" in word for word in argv):
+            raise ValueError("program: a command is at least one word, and words hold no zero bytes")
         size = sum(map(len, added.values()))
         if size > self.limits.disk_mib << 20:
             raise ValueError(f"files: {size:,} bytes; the box takes {self.limits.disk_mib} MiB, see limits.disk_mib")
@@ -96,7 +100,7 @@ class Sandbox:
     async def _run(
         self, strength: launch.Strength, argv: Sequence[str], added: dict[str, bytes], stdin: bytes
     ) -> Result:
-        job = launch.Job(argv, self.limits, self.files, added, stdin)
+        job = launch.Job(argv, self.limits, _beside(self.files, added), added, stdin)
         header, (stdout, stderr, *kept) = await carry_out(strength, job)
         self.files = dict(zip(header["files"], kept, strict=True))
         return Result(
@@ -118,11 +122,23 @@ def _says_memory(stderr: bytes) -> bool:
 
 
 def _bytes(content: str | bytes) -> bytes:
-    return content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    return content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
 
 
 def _checked(name: str) -> str:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ValueError(f"files: {name!r} is no relative path inside the box")
+    parts = path.parts
+    short = all(len(os.fsencode(part)) <= _NAME_BYTES for part in parts) and len(parts) <= _DEPTH
+    if path.is_absolute() or ".." in parts or not parts or "\0" in name or not short:
+        raise ValueError(f"files: {name!r} is no relative path that fits inside the box")
     return str(path)
+
+
+def _beside(kept: Mapping[str, bytes], added: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the kept files that can lie beside the added: none has a folder's name, nor lies in a file's."""
+    folders = {str(folder) for name in added for folder in PurePosixPath(name).parents}
+    return {
+        name: content
+        for name, content in kept.items()
+        if name not in folders and not any(str(folder) in added for folder in PurePosixPath(name).parents)
+    }

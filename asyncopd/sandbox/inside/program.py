@@ -59,8 +59,9 @@ def _become(job: dict[str, Any], descriptors: Sequence[int], tasks: int, report:
         os.closerange(report + 1, _DESCRIPTORS)
         os.execvpe(job["argv"][0], job["argv"], job["environment"])
     except OSError as error:
-        os.write(2, f"{job['argv'][0]}: {error.strerror}\n".encode())
-    os._exit(_NOT_FOUND)
+        os.write(2, f"{job['argv'][0]}: {error.strerror}\n".encode(errors="replace"))
+    finally:
+        os._exit(_NOT_FOUND)
 
 
 def _confine(job: dict[str, Any], tasks: int) -> None:

@@ -15,7 +15,7 @@ from .conftest import CONFIGS
 
 pytestmark = pytest.mark.integration
 
-TRAINING = ("quickstart", "quickstart-lora", "quickstart-servers", "smollm2")
+TRAINING = ("python", "quickstart", "quickstart-lora", "quickstart-servers", "smollm2")
 
 
 def _train(name, *options):

@@ -1,0 +1,1 @@
+"""Problems solved by writing code and running it in a sandbox."""
