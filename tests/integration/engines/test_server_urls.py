@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 import pytest
 from support.tiny_models import ModelSource, learner_logp, make_model, prompt, save_checkpoint, turn
 
@@ -25,6 +26,7 @@ from asyncopd.engines.start import start_engine
 from asyncopd.engines.vllm.cpu_build import cpu_build_variables
 from asyncopd.engines.vllm.launch import vllm_variables
 from asyncopd.errors import UserError
+from asyncopd.leash import leashed
 from asyncopd.records import DrawSpec, Manifest, Version
 from asyncopd.seams import DeadlineExceeded, EngineDied
 from asyncopd.weights.protocol import PublishFailed
@@ -74,12 +76,19 @@ def running(checkpoints: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     log = tmp_path_factory.mktemp("log") / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=variables | cpu_build_variables(variables), stdout=output, stderr=output
+            leashed(command, 5),
+            env=variables | cpu_build_variables(variables),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     running = Running(f"http://127.0.0.1:{port}", directory, process, log)
-    wait_for(running)
-    yield running
-    end(process)
+    try:
+        wait_for(running)
+        yield running
+    finally:
+        end(process)
 
 
 def wait_for(running: Running) -> None:
@@ -96,14 +105,9 @@ def wait_for(running: Running) -> None:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    family = (
-        [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-        if process.poll() is None
-        else []
-    )
-    process.kill()
-    process.wait()
-    psutil.wait_procs(family, timeout=10)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +130,7 @@ async def test_a_wrong_key_is_told(running: Running, monkeypatch: pytest.MonkeyP
         (
             {"max_context": 1024},
             {},
-            "its max_model_len is 512, below 1024; start it with VLLM_SERVER_DEV_MODE=1 python -m",
+            "its max_model_len is 512, below 1024; start it with VLLM_SERVER_DEV_MODE=1 .*python -m",
         ),
         ({}, {"dtype": "bfloat16"}, "its dtype is float32, not bfloat16; .*--dtype bfloat16"),
         ({}, {"draws": DrawSpec(head=8)}, "its max_logprobs is 2, below 9; .*--max-logprobs 9"),
@@ -163,6 +167,28 @@ async def test_its_weights_are_ours_before_it_serves_anything(running: Running) 
     sync.close()
     await engine.close()
     assert running.process.poll() is None
+
+
+async def test_keys_and_values_are_computed_again_where_that_is_the_policy(running: Running) -> None:
+    engine = await running.connect(SECTION.model_copy(update={"kv_policy": "recompute"}))
+    sync = FileWeightSync(lambda: [engine.receiver], OwnedDirectory(SHARED_MEMORY), 60)
+    models = [make_model(seed, tied=True) for seed in (5, 6)]
+    await sync.publish(Version(0, 0), ModelSource(models[0]))
+    turns = [turn(prompt(30, seed), max_tokens=450, seed=seed) for seed in range(16)]
+    generating = [asyncio.create_task(engine.generate(request)) for request in turns]
+    await asyncio.sleep(0.2)
+    await sync.publish(Version(0, 1), ModelSource(models[1]))
+    several = 0
+    for request, found in zip(turns, await asyncio.gather(*generating), strict=True):
+        assert not found.mixed_kv_R.any()
+        several += len(set(found.version_R)) == 2
+        for step, model in enumerate(models):
+            of_it_R = found.version_R == Version(0, step).pack()
+            expected_R = learner_logp(model, request.prompt_ids, found.ids_R)
+            np.testing.assert_allclose(found.logp_R[of_it_R], expected_R[of_it_R], atol=2e-3)
+    assert several > 0
+    sync.close()
+    await engine.close()
 
 
 async def test_a_server_that_does_not_come_to_our_weights_serves_nothing(running: Running) -> None:
