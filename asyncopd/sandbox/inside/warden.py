@@ -70,8 +70,8 @@ class Warden:
             while output.read():
                 pass
         code = os.waitstatus_to_exitcode(status)
-        out_of_cpu = usage.ru_utime + usage.ru_stime >= self._limits["cpu"]
-        if why == "finished" and code in (-signal.SIGXCPU, -signal.SIGKILL) and out_of_cpu:
+        out_of_cpu = usage.ru_utime + usage.ru_stime >= self._limits["cpu"]  # told so by a signal, which it may ignore
+        if why == "finished" and (code == -signal.SIGXCPU or (code == -signal.SIGKILL and out_of_cpu)):
             why = "timeout"
         return why, code, seconds
 
