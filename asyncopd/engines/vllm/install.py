@@ -9,12 +9,14 @@ Each function takes the `model`, its `ModuleMap`, all tensors by name, and the n
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import chain
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import (
+    LAYERWISE_INFO,
     _get_original_loader,
     finalize_layerwise_processing,
     get_layerwise_info,
@@ -54,13 +56,17 @@ def by_replacement(model: torch.nn.Module, modules: ModuleMap, tensors: Tensors,
         for path, module in model.get_submodule(parent).named_modules(prefix=parent)
         if get_layerwise_info(module).restore_metadata[0]
     }
-    for module in held.values():
-        _empty(copies[module], module)
-    copy.load_weights((name, tensors[name]) for name in modules.complete(names))  # type: ignore[operator]
-    filled = {module: copies[module] for path, module in held.items() if _is_filled(copies[module], path)}
-    for target in filled.values():
-        if get_layerwise_info(target).can_load():
-            finalize_layerwise_processing(target, None)  # type: ignore[arg-type]  # the config is for attention
+    try:
+        for module in held.values():
+            _empty(copies[module], module)
+        copy.load_weights((name, tensors[name]) for name in modules.complete(names))  # type: ignore[operator]
+        filled = {module: copies[module] for path, module in held.items() if _is_filled(copies[module], path)}
+        for target in filled.values():
+            if get_layerwise_info(target).can_load():
+                finalize_layerwise_processing(target, None)  # type: ignore[arg-type]  # the config is for attention
+    finally:
+        for module in held.values():
+            _forget(copies[module])
     for head, embedding in _tied_heads(model).items():
         if embedding in filled:
             own = filled[head] = copies[head]
@@ -120,6 +126,13 @@ def _empty(copy: torch.nn.Module, module: torch.nn.Module) -> None:
             own.__class__ = parameter.__class__
             own.__dict__ = parameter.__dict__.copy()
     initialize_online_processing(copy)
+
+
+def _forget(copy: torch.nn.Module) -> None:
+    """Cut what vLLM remembers of a load, loaders among it that would hold the copy, and so its weights, for ever."""
+    if (info := LAYERWISE_INFO.pop(copy, None)) is not None:
+        for tensor in chain.from_iterable(tensors.values() for tensors in info.restore_metadata):
+            tensor.weight_loader = _get_original_loader(tensor)  # type: ignore[attr-defined]
 
 
 def _unfilled(recorded: torch.Tensor, module: torch.nn.Module) -> torch.Tensor:

@@ -183,6 +183,23 @@ async def test_a_version_that_changed_nothing_is_served_all_the_same(served: Ser
     await served.check()
 
 
+async def test_nothing_of_older_weights_stays_in_memory(served: Served) -> None:
+    def strangers(worker: Any) -> list[str]:
+        """Return the modules that are not of the model, without waiting for the garbage collector."""
+        import gc
+
+        import torch
+
+        own = {id(module) for module in worker.model_runner.model.modules()}
+        modules = [found for found in gc.get_objects() if isinstance(found, torch.nn.Module) and id(found) not in own]
+        return [type(module).__name__ for module in modules if module._parameters]
+
+    before = await served.engine._llm.collective_rpc(strangers)
+    for how in ("dense", "delta", "disk"):
+        await served.publish(how)
+    assert await served.engine._llm.collective_rpc(strangers) == before
+
+
 async def test_later_requests_reuse_no_prefix_of_older_weights(served: Served) -> None:
     for seed in range(3):
         await served.check(length=400, seed=seed)
