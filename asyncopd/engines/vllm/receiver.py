@@ -106,6 +106,7 @@ class VllmReceiver:
             # Cut off by a deadline, it still runs in the worker, which refuses a second one beside it.
             await self._lifeline.hold(_ended(self._load))
         self._load = asyncio.create_task(self._load_prepared(manifest))
+        self._load.add_done_callback(_retrieve)
         await self._lifeline.hold(_shielded(self._load))
 
     async def _load_prepared(self, manifest: Manifest) -> None:
@@ -144,6 +145,11 @@ class VllmReceiver:
                 await self._lifeline.hold(self.control.resume())
         finally:
             self._gate.open()
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # known to who waits for it, unless the engine's death or a deadline came first
 
 
 async def _ended(task: asyncio.Task[None]) -> None:
