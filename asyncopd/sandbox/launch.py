@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import shutil
@@ -13,7 +14,6 @@ from typing import Literal
 
 from asyncopd.sandbox.inside import wire
 from asyncopd.sandbox.inside.directory import blocks
-from asyncopd.sandbox.inside.walls import DEVICES
 from asyncopd.sandbox.limits import Limits
 
 Strength = Literal["bubblewrap", "namespaces", "rlimits"]
@@ -21,6 +21,7 @@ Strength = Literal["bubblewrap", "namespaces", "rlimits"]
 INTERPRETER = str(Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"))
 _HERE = Path(__file__).parent
 _INSIDE = "/run/asyncopd"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 _SYSTEM = ("/bin", "/sbin", "/lib", "/lib64", "/lib32")
 _ENVIRONMENT = {
     "PATH": f"{Path(INTERPRETER).parent}:/usr/local/bin:/usr/bin:/bin",
@@ -75,6 +76,7 @@ class Job:
             },
             "kept": [limits.disk_mib << 20, limits.files],
             "mounts": mounts,
+            "devices": _DEVICES,
             "links": links,
             "user": next(_USERS) if os.getuid() == 0 else None,
             "files": list(files),
@@ -85,11 +87,12 @@ class Job:
         return (self.limits.disk_mib << 20) + sum(blocks(len(content)) for content in self.added.values())
 
 
+@functools.cache
 def _visible() -> tuple[list[str], dict[str, str]]:
     """Return the paths that a program may read, and the links among the system's: interpreter, libraries, commands."""
     prefixes = {os.path.realpath(prefix) for prefix in (sys.base_prefix, sys.base_exec_prefix)}
     mounts = ["/usr", *sorted(prefix for prefix in prefixes if not f"{prefix}/".startswith("/usr/"))]
-    links = {}
+    links = {"/dev/shm": "/tmp"}
     for path in _SYSTEM:
         if os.path.islink(path):
             links[path] = os.readlink(path)
@@ -113,14 +116,14 @@ def _bubblewrap(room: int) -> list[str]:
             words += ["--cap-add", f"CAP_{capability}"]
     else:
         words.append("--unshare-user")
-    shown = (*mounts, f"{_INSIDE}/inside", "/dev/null")
+    shown = (*mounts, *_DEVICES, f"{_INSIDE}/inside")
     for path in sorted({str(folder) for mount in shown for folder in Path(mount).parents}):
         words += ["--perms", "0755", "--dir", path]  # or only the superuser may pass
     for path in mounts:
         words += ["--ro-bind", path, path]
-    for device in DEVICES:
-        words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    for path, target in {**links, "/dev/shm": "/tmp"}.items():
+    for path in _DEVICES:
+        words += ["--dev-bind", path, path]
+    for path, target in links.items():
         words += ["--symlink", target, path]
     for path in ("/box", "/tmp"):
         words += ["--size", str(room), "--tmpfs", path]

@@ -10,7 +10,7 @@ from asyncopd.config.section import Section
 class Limits(Section):
     """Limits of one run of a program and all that it starts."""
 
-    wall_s: float = Field(8.0, gt=0, le=3600)
+    wall_s: float = Field(6.0, gt=0, le=3600)
     """Seconds from start to end, less those for which it waited for a core that others had; never over three times
     as many."""
 

@@ -19,7 +19,7 @@ from asyncopd.sandbox.inside import wire
 from asyncopd.sandbox.launch import Job, Strength
 
 # Some programs wait more than they work; of those that work, all but one a core only wait for their turn.
-_PER_CORE = 4
+_PER_CORE = 8
 # Seconds to start and to clean up on a busy machine, beyond the program's own.
 _SLACK_S = 60.0
 _GRACE_S = 5.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sys
 import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -93,16 +94,19 @@ def in_force() -> Found | None:
 
 def find() -> Found:
     """Try the strengths, once in the life of this process, and return what was found; takes about a second."""
-    with _lock, ThreadPoolExecutor(1) as thread:  # as a loop may run in this one
-        return thread.submit(_find).result()
+    with _lock:
+        return _find()
 
 
 @functools.cache
 def _find() -> Found:
+    if sys.platform != "linux":
+        return Found(None, {"rlimits": "it needs Linux"})
     refused: dict[Strength, str] = {}
     for strength in STRENGTHS:
         try:
-            asyncio.run(_try(strength))
+            with ThreadPoolExecutor(1) as thread:  # as a loop may run in this one
+                thread.submit(asyncio.run, _try(strength)).result()
         except SandboxError as error:
             refused[strength] = str(error)
         else:

@@ -9,8 +9,6 @@ from typing import Any
 
 from . import kernel
 
-DEVICES = ("null", "zero", "full", "random", "urandom")
-
 # Flags of a mount that a user namespace may not drop, by the bits that statvfs gives them.
 _LOCKED = {os.ST_NOSUID: kernel.MS_NOSUID, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOEXEC: kernel.MS_NOEXEC} | {
     os.ST_NOATIME: 1024,
@@ -42,15 +40,15 @@ def enclose(job: dict[str, Any]) -> None:
         _, status = os.waitpid(child, 0)
         os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    _change_root(job["mounts"], job["links"])
+    _change_root(job["mounts"], job["devices"], job["links"])
     flags = kernel.MS_NOSUID | kernel.MS_NODEV
     for place in ("/box", "/tmp"):
         kernel.mount("tmpfs", place, "tmpfs", flags, f"size={job['limits']['disk']},mode=0700")
     kernel.mount("", "/", "", kernel.MS_REMOUNT | kernel.MS_RDONLY | flags)
 
 
-def _change_root(mounts: Sequence[str], links: dict[str, str]) -> None:
-    """Make the root an empty directory but for `mounts`, read-only at their old paths, and symbolic links."""
+def _change_root(mounts: Sequence[str], devices: Sequence[str], links: dict[str, str]) -> None:
+    """Make the root an empty directory but for `mounts`, read-only at their old paths, devices and symbolic links."""
     kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=0755")
     os.mkdir("/tmp/outside")
     kernel.pivot_root("/tmp", "/tmp/outside")
@@ -59,9 +57,8 @@ def _change_root(mounts: Sequence[str], links: dict[str, str]) -> None:
         os.mkdir(path)
     for path in mounts:
         _show(path, kernel.MS_RDONLY | kernel.MS_NODEV)
-    for device in DEVICES:
-        _show(f"/dev/{device}", 0)
-    os.symlink("/tmp", "/dev/shm")
+    for device in devices:
+        _show(device, 0)
     for path, target in links.items():
         os.symlink(target, path)
     # While the old one is in sight, or the kernel takes a new one for a way around what hides parts of it.

@@ -18,7 +18,7 @@ from typing import Any
 from .directory import Directory
 from .tree import Tree, waited
 
-_LOOK_S = 0.02
+_LOOK_S = (0.02, 0.1)  # between looks at what a program takes: first and last, a tenth of its age in between
 _CHUNK = 1 << 16
 _BRIEF_S = 0.5  # of a core, after which a program has to leave the cores to others
 _PATIENCE = 3  # times the limit on time, for one that waits for a core
@@ -83,7 +83,7 @@ class Warden:
             poll.register(descriptor, select.POLLIN)
         look = self._began
         while True:
-            happened = [descriptor for descriptor, _ in poll.poll(_LOOK_S * 1000)]
+            happened = [descriptor for descriptor, _ in poll.poll(max(0.0, look - time.monotonic()) * 1000)]
             if 0 in happened:
                 return "abandoned"
             for descriptor in self._outputs.keys() & set(happened):
@@ -93,8 +93,9 @@ class Warden:
                     return "output"
             if ended in happened:
                 return "finished"
-            if time.monotonic() >= look:
-                look = time.monotonic() + _LOOK_S
+            now = time.monotonic()
+            if now >= look:
+                look = now + min(max((now - self._began) / 10, _LOOK_S[0]), _LOOK_S[1])
                 passed = self._passed()
                 if passed is not None:
                     return passed
