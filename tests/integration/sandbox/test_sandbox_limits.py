@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from support.boxes import alive, until
+from support.boxes import alive, until, use
 
 from asyncopd.sandbox import Limits, Sandbox, Strength
 from asyncopd.seams import DeadlineExceeded
@@ -33,7 +33,10 @@ async def test_a_program_that_does_not_end_is_ended(any_strength: Strength, prog
     assert result.seconds < 3
 
 
-async def test_seconds_of_a_core_are_counted_apart_from_those_on_the_clock(any_strength: Strength) -> None:
+async def test_seconds_of_a_core_are_counted_apart_from_those_on_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    use("namespaces", monkeypatch)
     async with Sandbox(QUICK.model_copy(update={"wall_s": 60})) as box:
         result = await box.run("while True: pass")
     assert result.ended == "timeout" and result.exit_code == -24  # SIGXCPU

@@ -19,3 +19,9 @@ def test_what_no_sampler_means_is_refused(wrong):
 def test_by_default_nothing_is_cut():
     section = RolloutSection()
     assert (section.top_p, section.top_k) == (1, 0)
+
+
+def test_the_sandbox_is_walled_unless_told_otherwise():
+    assert RolloutSection().sandbox == "namespaces"
+    with pytest.raises(ValidationError, match="sandbox"):
+        RolloutSection(sandbox="hope")
