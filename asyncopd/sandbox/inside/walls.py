@@ -10,9 +10,12 @@ from typing import Any
 from . import kernel
 
 # Flags of a mount that a user namespace may not drop, by the bits that statvfs gives them.
-_LOCKED = {os.ST_NOSUID: kernel.MS_NOSUID, os.ST_NODEV: kernel.MS_NODEV, os.ST_NOEXEC: kernel.MS_NOEXEC} | {
-    os.ST_NOATIME: 1024,
-    os.ST_NODIRATIME: 2048,
+_LOCKED = {
+    os.ST_NOSUID: kernel.MS_NOSUID,
+    os.ST_NODEV: kernel.MS_NODEV,
+    os.ST_NOEXEC: kernel.MS_NOEXEC,
+    os.ST_NOATIME: kernel.MS_NOATIME,
+    os.ST_NODIRATIME: kernel.MS_NODIRATIME,
 }
 _SPACES = (
     kernel.CLONE_NEWNS

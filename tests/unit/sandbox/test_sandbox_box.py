@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 
 import pytest
 
 from asyncopd.sandbox import Sandbox, SandboxError, process
+
+CORES = len(os.sched_getaffinity(0))
 
 
 async def test_code_runs_and_its_outputs_and_exit_code_come_back(box: Sandbox) -> None:
@@ -110,6 +113,18 @@ async def test_many_at_once_never_block_the_loop(box: Sandbox) -> None:
     assert await asyncio.gather(*(one(number) for number in range(64))) == [f"{number}\n" for number in range(64)]
     watcher.cancel()
     assert sorted(lags)[int(len(lags) * 0.9)] < 0.05  # the rest is left to a busy machine
+
+
+async def test_no_more_run_at_once_than_the_cores_can_serve(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_PER_CORE", 1)
+    program = "import time\nprint(time.monotonic())\ntime.sleep(0.1)\nprint(time.monotonic())"
+
+    async def lived() -> list[float]:
+        async with Sandbox() as own:
+            return [float(moment) for moment in (await own.run(program)).stdout.split()]
+
+    lives = await asyncio.gather(*(lived() for _ in range(3 * CORES)))
+    assert max(sum(begin <= start < end for begin, end in lives) for start, _ in lives) <= CORES
 
 
 async def test_a_far_side_that_breaks_is_the_sandboxes_fault(box: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
