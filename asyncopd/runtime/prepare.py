@@ -63,6 +63,7 @@ async def prepare(config: TrainConfig) -> Prepared:
     ready = await prepare_student(config)
     teacher = resolve(config.teacher.model)
     check_pair(ready.tokenizer, tokenizer_of(config.teacher, teacher))
+    check_tokenizer("teacher", ready.tokenizer, teacher)
     _check_support(objective.support, teacher)
     check_context("teacher", config.engine.max_context, teacher)
     make_teacher(config, teacher, ready.world.tools)
@@ -90,6 +91,7 @@ async def prepare_student(config: TrainConfig) -> PreparedStudent:
     check_options(config.engine, student, config.student.dtype)
     tokenizer = tokenizer_of(config.student, student)
     chat = Chat(tokenizer, world.tools)
+    check_tokenizer("student", tokenizer, student)
     check_context("student", config.engine.max_context, student)
     prompts = await check_prompts(world, chat, max_context=config.engine.max_context, seed=config.run.seed)
     return PreparedStudent(config, student, tokenizer, chat, world, needs.draws, prompts)
@@ -120,6 +122,18 @@ def check_pair(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBas
         f"its vocabulary ({len(theirs)} tokens) is not the student's ({len(ours)}): {examples} are not in both",
         "choose a teacher with the student's tokenizer",
     )
+
+
+def check_tokenizer(who: str, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Raise `UserError` if the tokenizer gives ids that the model in `directory` has no embedding for."""
+    rows = AutoConfig.from_pretrained(directory).get_text_config().vocab_size
+    token, greatest = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if greatest >= rows:
+        raise UserError(
+            f"{who}.model",
+            f"its tokenizer has the id {greatest} ({token!r}), its weights have rows for ids below {rows}",
+            "use the tokenizer that the model was trained with, or give the embedding more rows",
+        )
 
 
 def check_context(who: str, max_context: int, directory: Path) -> None:

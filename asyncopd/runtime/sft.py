@@ -27,7 +27,7 @@ from asyncopd.runtime.callbacks import Callback
 from asyncopd.runtime.demonstrations import Demonstrations, record
 from asyncopd.runtime.learner_thread import LearnerThread
 from asyncopd.runtime.meter import Meter, open_meter
-from asyncopd.runtime.prepare import check_context, tokenizer_of
+from asyncopd.runtime.prepare import check_context, check_tokenizer, tokenizer_of
 from asyncopd.runtime.run_directory import RunDirectory
 from asyncopd.runtime.sft_report import SftReport
 from asyncopd.runtime.world import World, open_world
@@ -72,7 +72,9 @@ async def sft(config: SftConfig, *, resume: bool = False, callbacks: Sequence[Ca
     if config.learner.lora is not None:
         check_lora(config.learner.lora, student)
     check_context("student", config.engine.max_context, student)
-    chat = Chat(tokenizer_of(config.student, student), world.tools)
+    tokenizer = tokenizer_of(config.student, student)
+    check_tokenizer("student", tokenizer, student)
+    chat = Chat(tokenizer, world.tools)
     report = SftReport(directory, config.run.steps, callbacks)
     report.stage("recording demonstrations")
     demonstrations = await record(config, world, chat, report.warn)
