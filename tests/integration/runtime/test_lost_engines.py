@@ -50,24 +50,25 @@ class _Warnings(Callback):
 
 
 @pytest.mark.parametrize(
-    ("use", "replicas", "place", "calls"),
+    ("use", "replicas", "place", "calls", "steps"),
     [
-        ("vllm", 1, (Member, "generate"), 60),
-        ("vllm_server", 2, (WatchedReceiver, "receive"), 5),
+        ("vllm", 1, (Member, "generate"), 60, 6),
+        ("vllm_server", 2, (WatchedReceiver, "receive"), 5, 60),  # the other goes on meanwhile
     ],
     ids=["the-only-one-in-generation", "one-of-two-servers-in-an-update"],
 )
 async def test_a_killed_engine_is_replaced_without_a_rollback(
-    tmp_path, monkeypatch, use: str, replicas: int, place: tuple[type, str], calls: int
+    tmp_path, monkeypatch, use: str, replicas: int, place: tuple[type, str], calls: int, steps: int
 ) -> None:
     kind, name = place
     monkeypatch.setattr(kind, name, _killing(getattr(kind, name), calls))
-    settings = {**SMALL, "run.dir": str(tmp_path / "run"), "engine.use": use, "engine.replicas": str(replicas)}
+    settings = {**SMALL, "run.dir": str(tmp_path / "run"), "run.steps": str(steps)}
+    settings |= {"engine.use": use, "engine.replicas": str(replicas)}
     config = load(CONFIGS / "quickstart.yaml", [f"{field}={value}" for field, value in settings.items()], TrainConfig)
     warnings = _Warnings()
     summary = asyncopd.train(config, callbacks=[warnings])
     assert summary["conservation"]["holds"]
-    assert summary["conservation"]["attempts"]["trained"] == 6 * 8
+    assert summary["conservation"]["attempts"]["trained"] == steps * 8
     assert summary["staleness"]["max"] <= 2
     journal, events = Journal.reopen(tmp_path / "run" / "journal.jsonl")
     await journal.close()
