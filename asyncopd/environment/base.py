@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -19,7 +20,7 @@ class NoOptions(Section):
     """For an environment that has none."""
 
 
-class Environment:
+class Environment(ABC):
     """Poses tasks, offers tools, answers and rewards. An instance lives one episode after another.
 
     An author writes `make_tasks`, `prompt` and at least one reward; the other methods have defaults. All but
@@ -52,16 +53,16 @@ class Environment:
     # --- what an author writes -------------------------------------------------------------------------
 
     @staticmethod
+    @abstractmethod
     def make_tasks(split: str, options: Any) -> Sequence[Task]:
         """Return the tasks of `train` or `test`, disjoint, in a fixed order."""
-        raise NotImplementedError("an environment says in make_tasks which tasks it has")
 
-    def setup(self) -> Any:
+    def setup(self) -> Any:  # noqa: B027 - most need none
         """Prepare what the episode of `self.task` needs."""
 
+    @abstractmethod
     def prompt(self) -> Any:
         """Return what the agent is first shown: messages, or the text of the user's."""
-        raise NotImplementedError("an environment says in prompt what the agent is first shown")
 
     def privileged(self) -> Any:
         """Return messages for a privileged teacher, never for the student."""
@@ -79,7 +80,7 @@ class Environment:
         """Return how the episode ended, asked after its rewards; by default whether they reach `success_at`."""
         return Outcome.SUCCESS if self.earned >= self.success_at else Outcome.FAILURE
 
-    def cleanup(self) -> Any:
+    def cleanup(self) -> Any:  # noqa: B027 - likewise
         """Release what `setup` took; runs once for each `setup`, however the episode ended."""
 
     # --- asyncopd.seams.Environment ----------------------------------------------------------------------

@@ -263,3 +263,13 @@ def test_unknown_options_two_tools_of_a_name_and_untyped_parameters_are_refused(
 )
 def test_any_result_becomes_text(result: Any, text: str | None) -> None:
     assert as_text(result) == (text if text is not None else f'"{result}"')
+
+
+def test_an_environment_without_a_prompt_is_refused_when_it_is_made() -> None:
+    class Silent(Environment):
+        @staticmethod
+        def make_tasks(split: str, options: Any) -> list[Task]:
+            return []
+
+    with pytest.raises(TypeError, match=r"abstract class Silent .*prompt"):
+        Silent()
