@@ -12,7 +12,6 @@ from itertools import accumulate, pairwise
 from typing import Literal
 
 import numpy as np
-import xxhash
 
 from asyncopd.records import ScoreRequest, Scores, Support, SupportKind
 from asyncopd.scoring.cache import codec_v1
@@ -67,7 +66,7 @@ def encode_scores(scores: Scores, bits: Literal[8, 16] = 16) -> bytes:
     counts = (len(jumps) // 2, len(beside) // 4, len(tail_beside) // 4)
     head = _HEAD.pack(MAGIC, VERSION, KINDS.index(scores.support.kind), flags, id_bits, *scores.ids_RK.shape, *counts)
     body = b"".join((ids, logp, jumps, beside, tail, tail_beside))
-    return head + _CHECKSUM.pack(_checksum(head, body)) + body
+    return head + _CHECKSUM.pack(codec_v1.checksum(head, body)) + body
 
 
 def decode_scores(data: bytes, request: ScoreRequest) -> Scores:
@@ -88,7 +87,7 @@ def decode_scores(data: bytes, request: ScoreRequest) -> Scores:
     if len(data) < _BODY:
         raise CorruptScores(f"a stored value of {len(data)} bytes is shorter than its header of {_BODY}")
     head, body = data[: _HEAD.size], memoryview(data)[_BODY:]
-    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != _checksum(head, body):
+    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != codec_v1.checksum(head, body):
         raise CorruptScores("a stored value does not match its checksum")
     return _decode(head, body, request)
 
@@ -125,9 +124,3 @@ def _asked(request: ScoreRequest, rows: int, width: int) -> np.ndarray:
         asked = "none" if ids_RK is None else ids_RK.shape
         raise CorruptScores(f"a stored value answers for {rows} rows of {width} ids; the ids asked about are {asked}")
     return ids_RK.astype(np.int32)
-
-
-def _checksum(head: bytes, body: bytes | memoryview) -> int:
-    digest = xxhash.xxh3_64(head)
-    digest.update(body)
-    return digest.intdigest()

@@ -30,7 +30,7 @@ def decode_scores(data: bytes, kinds: Sequence[SupportKind]) -> Scores:
         raise CorruptScores(f"a stored value of {len(data)} bytes is shorter than its header of {_BODY}")
     head, body = data[: _HEAD.size], data[_BODY:]
     _, _, kind, id_bytes, rows, width = _HEAD.unpack(head)
-    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != _checksum(head, body):
+    if _CHECKSUM.unpack_from(data, _HEAD.size)[0] != checksum(head, body):
         raise CorruptScores("a stored value does not match its checksum")
     if kind >= len(kinds) or id_bytes not in _ID_DTYPES or width == 0:
         raise CorruptScores(f"a stored value has kind {kind}, {id_bytes}-byte ids and width {width}")
@@ -46,7 +46,8 @@ def decode_scores(data: bytes, kinds: Sequence[SupportKind]) -> Scores:
     )
 
 
-def _checksum(head: bytes, body: bytes) -> int:
+def checksum(head: bytes, body: bytes | memoryview) -> int:
+    """Return what every version keeps behind its header: xxh3-64 of header and body."""
     digest = xxhash.xxh3_64(head)
     digest.update(body)
     return digest.intdigest()
